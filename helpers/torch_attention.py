@@ -431,7 +431,7 @@ def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
     check_tensors({**dict.fromkeys("qkv"), **named})
     if not isinstance(options.deterministic, bool):
         got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
-        raise TypeError(f"deterministic is True or False; got {got}")
+        raise TypeError(f"deterministic must be True or False; got {got}")
     check_numbers(named)
     q, k, v = to_autocast(inputs.q, inputs.k, inputs.v)
     traced = is_traced(q, k, v)

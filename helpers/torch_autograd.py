@@ -157,8 +157,7 @@ class _Plain(torch.autograd.Function):
 class Inputs(NamedTuple):
     """The tensors of a call, in the order in which autograd's function and the operators take them.
 
-    q, k, v: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). The others are None where they
-    are not given.
+    q, k, v: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). The others may be None.
     """
 
     q: torch.Tensor
@@ -172,7 +171,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def split(cls, given: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
-        """Return the first of what autograd or an operator was given, and the rest."""
+        """Split the arguments of autograd or an operator into the inputs and the rest."""
         count = len(cls._fields)
         return cls(*given[:count]), given[count:]
 

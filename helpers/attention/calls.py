@@ -470,7 +470,7 @@ def of_shapes(
 def make_call(
     specs: Mapping[str, Spec], outputs: Mapping[str, Output], options: AttentionOptions, longest: Longest
 ) -> AttentionCall:
-    """Make the call of arrays as models have them. options: as `Options.checked` returns them."""
+    """Make the call of arrays in the layout of models. options: as `Options.checked` returns them."""
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     views |= {name: _view(name, output) for name, output in outputs.items()}
     return AttentionCall.of(views, options, longest)
@@ -486,7 +486,7 @@ def readable(
 ) -> tuple[AttentionCall, list[Change]]:
     """Make the call, as `make_call`, of arrays that the stage can read, and list the copies that this needs.
 
-    call: that of the arrays as they are, where it has been made.
+    call: the call of the arrays as they are, if made already.
     """
     call = call or make_call(specs, outputs, options, longest)
     if not (own := copies(stage, call)):

@@ -74,7 +74,7 @@ def flash_attention_with_kvcache(
             last of the sequence, so the last one is at the sequence's last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
             kv_heads, head_dim). Read in place: rows contiguous, at multiples of 16 bytes. kv_heads divides heads.
-            v_cache may have another head_dim than q and k_cache, such as 128 beside 192: the output's and v's. Elements
+            v_cache may have another head_dim than q and k_cache, such as 128 with 192: the output's and v's. Elements
             after a sequence's end may be anything, including NaN. Columns of a wider cache are not read; a head_dim
             whose rows are not a multiple of 16 bytes needs one that is 64, 128 or 256 wide, to which each call writes k
             and v followed by zeros, which all keys need. With q in 16 bits it may hold e4m3, as float8_e4m3fn of

@@ -70,8 +70,8 @@ def source(file: str) -> str:
 
     Pasting matters: CuPy's cache only looks at the text itself, not at included files, so an edited header would go
     unnoticed. The `#line` directives make compilers name the original files and lines. A header with `#pragma once` is
-    pasted where it is first included, without that line, about which compilers warn in a main file. Text appended after
-    the headers is numbered as lines of kernel.cu.
+    pasted at its first inclusion, without that line, about which compilers warn in a main file. Text appended after the
+    headers is numbered as lines of kernel.cu.
 
     Every launch of a stage requests its text, which is read and pasted again only when one of its files has changed.
 
@@ -291,7 +291,7 @@ def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ..
 
 @contextlib.contextmanager
 def compiled_anew() -> Iterator[None]:
-    """In this context use no kernel that was compiled before, and afterwards none that was compiled in it."""
+    """Use only kernels that are compiled in this context, and none of these afterwards."""
     global _compiled
     before, _compiled = _compiled, functools.lru_cache(maxsize=256)(_compiled.__wrapped__)
     try:

@@ -4,8 +4,8 @@
     q, k, v = (comms.put(shard(a, comms.size)) for a in (q, k, v))
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=comms)
 
-Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
-`flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
+Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed by
+`flash_attention`, in float32, and joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
 Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
 mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
 github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
@@ -613,7 +613,7 @@ class _Output:
             self.o = merge(self.o, o, rows, self.lse, lse, self._q.dtype if last else None)
 
     def complete(self) -> None:
-        """Fill in rows without any partial."""
+        """Fill in rows that no partial result covers."""
         if self.o is None:
             self._see_nothing(self._q.dtype)
 

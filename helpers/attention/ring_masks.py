@@ -1,8 +1,8 @@
 """Masks of a ring as plain data: each rank's part of a sequence that is packed, has a window, or is cut unevenly.
 
 Rows and keys of a rank are chunks of the sequence. A chunk of rows and one of keys have at most one sequence in common,
-unless they are the same chunk, so most pairs of them are one rectangle under a shifted mask. Sequences that lie side by
-side in rows and keys become one packed launch.
+unless they are the same chunk, so most pairs of them are one rectangle under a shifted mask. Sequences that are
+adjacent in rows and keys become one packed launch.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _pieces(
 def _rectangles(
     row_spans: Sequence[Span], key_spans: Sequence[Span], left: int, right: int, cu_seqlens: tuple[int, ...]
 ) -> Iterator[_Rectangle]:
-    """Yield each sequence's rows and keys in these spans, without rows that see none of the keys and the reverse."""
+    """Yield each sequence's rows and keys in these spans, without rows that see no key and keys that no row sees."""
     row_base = 0
     for row_span in row_spans:
         key_base = 0

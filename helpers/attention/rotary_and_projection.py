@@ -162,7 +162,7 @@ class Rotation(Call):
         if 0 in (*q.shape, *k.shape):
             raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
         if q.dtype.name not in C_NAMES:
-            raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
+            raise TypeError(f"q is {q.dtype}; expected one of {', '.join(C_NAMES)}")
         outputs = {name: Output(a.shape, a.dtype) for name, a in written.items()}
         call, changes = readable(_ROTARY_PASS, specs, outputs, self.options.checked(q.shape[-1]))
         if not in_place:

@@ -30,7 +30,7 @@ def check_flags(**flags: Any) -> None:
     """Raise TypeError unless each is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} is True or False; got {type(flag).__name__} {flag!r:.40}")
+            raise TypeError(f"{name} must be True or False; got {type(flag).__name__} {flag!r:.40}")
 
 
 def check_pair(name: str, pair: Any, form: str) -> None:

@@ -75,14 +75,14 @@ def warm_up(
     Args:
         heads, kv_heads, head_dim: heads of q, of k and v (by default as many), elements of a row.
         dtype: q's, by name, float8_e4m3fn too, whose results are bfloat16. gradients: also what
-            flash_attention_backward needs. packed: as flash_attention_varlen has them.
+            flash_attention_backward needs. packed: calls of flash_attention_varlen.
         decoding: what flash_attention_with_kvcache needs, for any number of sequences and of new tokens, in place of
             what flash_attention needs. paged: its cache is in pages; all page_sizes that are powers of two have the
             same kernels, and all others have others. cache_dtype: the cache's, if it is not q's. v_head_dim: V's, if it
             is not K's. rotary_dim: of a rotary embedding by tables in float32, whose pairs are not interleaved. tree:
             calls with a tree, in place of those without. prefix: also what one that all sequences share needs.
             score_mod, mask_mod, mod_args: of the calls; of arrays the dtypes count. The others: as flash_attention and
-            flash_attention_backward have them; stage is the forward's or the decoder's.
+            flash_attention_backward take them; stage is the forward's or the decoder's.
 
     Returns:
         How many kernel files, each with one set of sizes, were compiled, or existed already.

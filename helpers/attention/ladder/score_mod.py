@@ -384,7 +384,7 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
     return whole if whole != ScoreMod() else None
 
 
-DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # of score_mods.relative_bias
+DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # the code of score_mods.relative_bias
 DISTANCE = "kv_idx - q_idx"
 
 

@@ -44,7 +44,7 @@ class Tuning:
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:
-        """Return the same with one set of sizes for all grids."""
+        """Return this tuning with one set of sizes for all grids."""
         return replace(self, **dict.fromkeys(("small_grid", "tiny_grid", "single_wave"), _usual_sizes))
 
 

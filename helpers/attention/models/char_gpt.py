@@ -167,7 +167,7 @@ def gelu(x: Any) -> tuple[Any, Any]:
 
 def gelu_backward(dy: Any, x: Any, tanh: Any) -> Any:
     """Return dx, of x's shape: the product rule, with tanh' = 1 - tanh^2."""
-    inner = _GELU_SCALE * (1 + 3 * _GELU_CUBE * x * x)  # the derivative of what tanh is taken of
+    inner = _GELU_SCALE * (1 + 3 * _GELU_CUBE * x * x)  # the derivative of tanh's argument
     return dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * inner)
 
 
@@ -297,7 +297,7 @@ class CharGPT:
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int64. ValueError for a character that is not in the alphabet."""
         if not isinstance(text, str):
-            raise TypeError(f"text is a text; got {type(text).__name__}")
+            raise TypeError(f"text must be a str; got {type(text).__name__}")
         token = {character: i for i, character in enumerate(self.characters)}
         if unknown := [character for character in text if character not in token]:
             known = f"{len(token)} characters: {self.characters!r:.80}"
@@ -412,7 +412,7 @@ class CharGPT:
                 below 0.
         """
         if not isinstance(prompt, str):
-            raise TypeError(f"prompt is a text; got {type(prompt).__name__}")
+            raise TypeError(f"prompt must be a str; got {type(prompt).__name__}")
         if not prompt:
             raise ValueError("prompt is empty: a sample needs a character or more to go on with")
         length = whole_number("length", length, least=0)
@@ -515,7 +515,7 @@ def train(
         TypeError, ValueError: a text too short for the context; arguments that are not numbers, or too small.
     """
     if not isinstance(text, str):
-        raise TypeError(f"text is a text; got {type(text).__name__}")
+        raise TypeError(f"text must be a str; got {type(text).__name__}")
     if report is not None and not callable(report):
         raise TypeError(f"report is a function that gets a line, or None; got {type(report).__name__}")
     finite_number("learning_rate", learning_rate)

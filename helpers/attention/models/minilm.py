@@ -251,7 +251,7 @@ class WordPiece:
     def pieces(self, text: str) -> list[str]:
         """Return the pieces of a text, without [CLS] and [SEP]. TypeError for what is not a text."""
         if not isinstance(text, str):
-            raise TypeError(f"a sentence is a text; got {type(text).__name__}")
+            raise TypeError(f"a sentence must be a str; got {type(text).__name__}")
         return [piece for word in words(text) for piece in self._pieces_of(word)]
 
     def _pieces_of(self, word: str) -> list[str]:
@@ -309,7 +309,7 @@ def _is_control(character: str) -> bool:
 
 
 def _is_punctuation(character: str) -> bool:
-    """Return True for Unicode's punctuation, and for ASCII that is no letter, digit or space, such as $ and +."""
+    """Return True for Unicode's punctuation, and for ASCII that is not a letter, digit or space, such as $ and +."""
     ascii_mark = "!" <= character <= "~" and not character.isalnum()
     return ascii_mark or unicodedata.category(character).startswith("P")
 

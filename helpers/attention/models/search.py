@@ -40,7 +40,7 @@ def chapter() -> str:
 def sentences_of(text: str) -> list[str]:
     """Split a text into sentences: after . ! ? and before a capital, except after initials and short titles."""
     if not isinstance(text, str):
-        raise TypeError(f"text is a text; got {type(text).__name__}")
+        raise TypeError(f"text must be a str; got {type(text).__name__}")
     sentences = []
     for paragraph in text.split("\n"):
         begin = 0

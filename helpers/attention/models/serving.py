@@ -274,7 +274,7 @@ class Server:
         if not isinstance(request, Request):
             raise TypeError(f"{name} is a Request; got {type(request).__name__}")
         if not isinstance(request.prompt, str):
-            raise TypeError(f"{name}.prompt is a text; got {type(request.prompt).__name__}")
+            raise TypeError(f"{name}.prompt must be a str; got {type(request.prompt).__name__}")
         length = whole_number(f"{name}.length", request.length, least=1)
         whole_number(f"{name}.arrives", request.arrives)
         if not request.prompt or len(request.prompt) + length > room:
