@@ -888,7 +888,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rotary_cos and a tree": ({**ROTARY_AND_NEW, "tree": -np.ones(1, np.int32)}, ValueError, "rotary_cos with a tree"),
     "rotary_cos and a prefix": ({**ROTARY_AND_NEW, **BOTH}, ValueError, "a prefix with rotary_cos"),
     "interleaved": ({"rotary_interleaved": True}, ValueError, "rotary_interleaved is given without"),
-    "rotary_interleaved": ({**ROTARY_AND_NEW, "rotary_interleaved": 1}, TypeError, "rotary_interleaved must be True or"),
+    "rotary_interleaved": ({**ROTARY_AND_NEW, "rotary_interleaved": 1}, TypeError, "rotary_interleaved must be True"),
     "three axes": ({"q": np.zeros((4, 8, 64), np.float16)}, ValueError, "4 axes"),
     "a narrow q": ({"q": np.zeros((4, 1, 8, 80), np.float16)}, ValueError, "head_dim differs: q has shape"),
     "a q of 64, a cache of 128": (
