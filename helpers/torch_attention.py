@@ -6,11 +6,11 @@
 
 Tensors on a GPU are read where they are, on PyTorch's current stream; outputs and scratch are of PyTorch's allocator.
 Tensors on the CPU go through the CPU engine where there is no GPU (no copy), and through the GPU where there is one.
-With gradients a call is an `autograd.Function`. Where PyTorch traces it, forward and backward are one `torch.library`
+With gradients a call is an `autograd.Function`. If PyTorch traces it, forward and backward are one `torch.library`
 operator each, `course::flash_attention` and `course::flash_attention_backward` (`..._wrt`: also of a bias), which
 `torch.compile(fullgraph=True)` keeps as nodes.
 
-Where the host limits the speed of training, `torch.autograd.set_multithreading_enabled(False)` keeps the backward in
+If the host limits the speed of training, `torch.autograd.set_multithreading_enabled(False)` keeps the backward in
 the caller's thread: on the host of an H200, a short forward and backward took half the time, PyTorch's SDPA too.
 `torch.compile` saves time around attention. Of a short call alone, compiled, its own code took several times the call.
 
@@ -86,18 +86,18 @@ def flash_attention(
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
         softmax_scale: by default 1 / sqrt(head_dim).
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, seq). It has no gradient.
-        deterministic: gradients that are the same to the bit in every run, on the same device. Also where
+        deterministic: gradients with the same bits in every run, on the same device. Also if
             `torch.use_deterministic_algorithms(True)` was called.
-        stage: a stage of the ladder for the forward, by name or number; without it the last that can. The first four
-            keep no log-sum-exp, so they have no gradients.
-        extras: see helpers.attention.flash_attention. bias: (batch, heads, seq, seq_kv), or what broadcasts to
-            it, of q's dtype, float32 or bool. alibi_slopes: float32 (heads,) or (batch, heads). sinks: float32
-            (heads,). These three have gradients, of their own shapes, which are the same to the bit in every run.
-            score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and score_mod_grad, which
-            gradients with a score_mod need: these four not under torch.compile. Tensors in mod_args are constants, but
-            for the table of score_mods.relative_bias. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions:
-            with gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel. q_descale,
-            k_descale, v_descale and out_dtype: for e4m3.
+        stage: a stage of the ladder for the forward pass, by name or number; by default the last that supports the
+            call. The first four keep no log-sum-exp, so they have no gradients.
+        extras: see helpers.attention.flash_attention. bias: (batch, heads, seq, seq_kv), or what broadcasts to it, of
+            q's dtype, float32 or bool. alibi_slopes: float32 (heads,) or (batch, heads). sinks: float32 (heads,). These
+            three have gradients, of their own shapes, which are the same to the bit in every run. score_mod, mask_mod
+            (text or a BlockMask), mod_args (tensors and NumPy scalars) and score_mod_grad, which gradients with a
+            score_mod need: these four not under torch.compile. Tensors in mod_args are constants, but for the table of
+            score_mods.relative_bias. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions: with gradients
+            and under torch.compile, PyTorch's operations rotate q and k before the kernel. q_descale, k_descale,
+            v_descale and out_dtype: for e4m3.
 
     Returns:
         The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype; from e4m3 of
@@ -142,16 +142,16 @@ def flash_attention_varlen(
         cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on q's device: 0, then the number of tokens up to the end of
             each sequence. Unless both maxima are given, the host reads them and waits for the GPU.
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the call can be
-            captured in a CUDA graph; on a GPU, too small a value leaves rows unwritten.
-        The others: see flash_attention and helpers.attention.flash_attention_varlen; a bias is refused. Each sequence
-            has its own diagonal for causal and window.
+            captured in a CUDA graph; on a GPU, too small a value leaves rows unwritten. The others: see flash_attention
+            and helpers.attention.flash_attention_varlen; a bias is refused. Each sequence has its own diagonal for
+            causal and window.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as flash_attention. TypeError, ValueError: for cu_seqlens that are
-        not int32, do not begin at 0, decrease, or do not end at the number of tokens.
+        TypeError, ValueError, NotImplementedError: as for flash_attention. TypeError, ValueError: for cu_seqlens that
+            are not int32, do not begin at 0, decrease, or do not end at the number of tokens.
     """
     check_tensors({"q": q, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
     forward = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
@@ -221,11 +221,11 @@ def scaled_dot_product_attention(
 
     Args:
         query: (..., heads, L, head_dim), or (L, head_dim).
-        key, value: (..., heads, S, head_dim). What is before L and S is broadcast, as PyTorch does.
+        key, value: (..., heads, S, head_dim). Axes before L and S are broadcast, as in PyTorch.
         attn_mask: broadcasts to (..., heads, L, S). Of bool: True where a query may see a key. Of query's dtype or
             float32: added to the scaled scores, and differentiable.
-        dropout_p: 0.0. The kernels have none.
-        is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
+        dropout_p: 0.0. The kernels do not support dropout.
+        is_causal: query i sees key j if j <= i, even if L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
         scale: by default 1 / sqrt(head_dim).
         enable_gqa: key and value may have fewer heads, a divisor of query's.
@@ -235,10 +235,10 @@ def scaled_dot_product_attention(
         (..., heads, L, head_dim).
 
     Raises:
-        RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
+        RuntimeError: PyTorch's own error for shapes and dtypes that do not match.
         NotImplementedError: dropout, 8-bit types, a value whose head_dim is not the key's, or what flash_attention
             raises it for. It says what to use.
-        TypeError, ValueError: as flash_attention.
+        TypeError, ValueError: as for flash_attention.
     """
     try:
         return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -252,7 +252,7 @@ def scaled_dot_product_attention(
 
 
 def warn_of_fallback(why: str) -> None:
-    """Warn that PyTorch computes in place of the kernels, once for each reason whatever the shapes."""
+    """Warn that PyTorch computes a call instead of the kernels, once per reason, whatever the shapes."""
     reason = re.sub(r"\d+", "", why)
     if reason not in _WARNED and not torch.compiler.is_compiling():
         _WARNED.add(reason)
@@ -263,7 +263,7 @@ _WARNED: set[str] = set()
 
 
 def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
-    """softmax(Q K^T / sqrt(d)) V in one line, for tensors (with gradients) and for arrays.
+    """Compute softmax(Q K^T / sqrt(d)) V in one line, for tensors (with gradients) and for arrays.
 
     Args:
         Q: (N, d), (heads, N, d) or (batch, heads, N, d): tensors, or arrays as helpers.attention takes them.
@@ -274,7 +274,7 @@ def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
         The output, of Q's shape, dtype and kind.
 
     Raises:
-        TypeError, ValueError: as flash_attention, and for arrays that have not 2 to 4 axes, all the same number.
+        TypeError, ValueError: as for flash_attention, and unless all arrays have the same number of axes, 2 to 4.
     """
     axes = {getattr(a, "ndim", 0) for a in (Q, K, V)}
     if len(axes) != 1 or not axes <= {2, 3, 4}:
@@ -299,7 +299,7 @@ def _sdpa(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Compute scaled_dot_product_attention by the kernels alone, or raise."""
+    """Compute scaled_dot_product_attention with the kernels only, or raise."""
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p = {dropout_p}: these kernels have no dropout. Set it to 0.0 (model.eval() does in most models) "
@@ -341,7 +341,7 @@ def _sdpa(
 def _mask(
     qkv: tuple[torch.Tensor, ...], attn_mask: Any, lead: tuple[int, ...], options: dict[str, Any]
 ) -> torch.Tensor:
-    """Cast attn_mask as autocast does, or raise for one that PyTorch or the kernels refuse.
+    """Cast attn_mask like autocast, or raise for one that PyTorch or the kernels refuse.
 
     lead: the axes of the output before its rows.
     """
@@ -364,7 +364,7 @@ def _mask(
 def _broadcast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Broadcast the axes before the last two as PyTorch does; None for what PyTorch or the kernels refuse.
+    """Broadcast the axes before the last two like PyTorch; None for what PyTorch or the kernels refuse.
 
     Returns:
         The output's axes before its last two; and q, k and v, each (batch, heads, rows, head_dim).
@@ -377,7 +377,7 @@ def _broadcast(
         return None
     leads = q[:-2], k[:-2], v[:-2]
     if not leads[0] == leads[1] == leads[2]:
-        first = -3 if enable_gqa else -2  # the axis of heads may differ
+        first = -3 if enable_gqa else -2  # the head axis may differ
         if enable_gqa and (min(len(q), len(k), len(v)) < 3 or k[-3] != v[-3] or not k[-3] or q[-3] % k[-3]):
             return None
         try:
@@ -389,7 +389,7 @@ def _broadcast(
 
 
 def _four_axes(a: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
-    """Broadcast (..., rows, head_dim) to these leading axes, and see them as (batch, heads)."""
+    """Broadcast (..., rows, head_dim) to these leading axes, and view them as (batch, heads)."""
     a = a if a.shape[:-2] == lead else a.expand(*lead, *a.shape[-2:])
     if a.ndim < 4:
         return a[(None,) * (4 - a.ndim)]
@@ -397,7 +397,7 @@ def _four_axes(a: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
 
 
 def _refuse(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
-    """Raise PyTorch's own error, or NotImplementedError for what PyTorch can compute."""
+    """Raise PyTorch's own error, or NotImplementedError for what PyTorch supports."""
     torch.nn.functional.scaled_dot_product_attention(*(a.to("meta") for a in qkv), **options)
     query, key, value = qkv
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
@@ -413,8 +413,8 @@ def _refuse(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
 def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
     """Compute flash_attention of (batch, heads, seq, head_dim), as (batch, seq, heads, head_dim).
 
-    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With those three alone,
-    autograd sees one operation in place of four, since the transpositions are inside of it.
+    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With only those three,
+    autograd sees one operation instead of four, because the transpositions are inside it.
     """
     if len(how) == 3 and is_plain(q, k, v):
         options = ForwardOptions(how["window"], how["causal"], how["softmax_scale"])
@@ -431,7 +431,7 @@ def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
     check_tensors({**dict.fromkeys("qkv"), **named})
     if not isinstance(options.deterministic, bool):
         got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
-        raise TypeError(f"deterministic is True or False; got {got}")
+        raise TypeError(f"deterministic must be True or False; got {got}")
     check_numbers(named)
     q, k, v = to_autocast(inputs.q, inputs.k, inputs.v)
     traced = is_traced(q, k, v)
@@ -461,7 +461,7 @@ def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
         deterministic=options.deterministic or deterministic,
     )
     if functions:
-        parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
+        parse_score_mod(**functions, backward=True)  # without a derivative this raises here, not in the backward pass
     if table is not None:  # an input of autograd's function, which reads these numbers and no graph
         functions["mod_args"]["table"] = table.detach()
     o, lse = forward_operator(*inputs, *options.flat()) if traced else Attention.apply(*inputs, table, options)
@@ -488,7 +488,7 @@ def _in_eight_bits(inputs: Inputs, options: Options, extras: dict[str, Any], *, 
 
 
 def refuse_eight_bits(query: torch.Tensor, where: str) -> None:
-    """Raise NotImplementedError for 8-bit types, where a caller has no descales and expects query's dtype."""
+    """Raise NotImplementedError for 8-bit types, if a caller has no descales and expects query's dtype."""
     if query.dtype.itemsize == 1:
         raise NotImplementedError(
             f"query is {query.dtype}: {where} has no descales. helpers.torch_attention.flash_attention takes e4m3"
@@ -516,7 +516,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
         )
     args = dict(functions.get("mod_args", {}))
     if "mod_args" in functions:
-        functions["mod_args"] = args  # a copy, because the backward reads it too
+        functions["mod_args"] = args  # a copy, because the backward pass reads it too
     if isinstance(mask := functions.get("mask_mod"), BlockMask):
         args = mask.mod_args | args
     positions = {f"rotary_positions[{i}]": a for i, a in enumerate(given.get("rotary_positions", ()))}
@@ -533,7 +533,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
 
 
 def _table(functions: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the table of distances of `score_mods.relative_bias`; None where the functions are others."""
+    """Return the table of distances of `score_mods.relative_bias`; None for other functions."""
     if not functions.get("score_mod"):
         return None
     names = "score_mod", "mask_mod", "mod_args"
@@ -542,7 +542,7 @@ def _table(functions: Mapping[str, Any]) -> torch.Tensor | None:
     return arrays[key] if key and isinstance(arrays[key], torch.Tensor) else None
 
 
-# ---- the rotary embedding, where there are gradients
+# ---- the rotary embedding, with gradients
 
 
 def _rotated(
@@ -554,7 +554,7 @@ def _rotated(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate q and k by PyTorch's operations, whose gradient rotates back.
+    """Rotate q and k with PyTorch's operations, whose gradient rotates back.
 
     Raises:
         TypeError, ValueError: for tables and positions that helpers.attention refuses.

@@ -1,7 +1,7 @@
-"""The course's attention as autograd's functions and as PyTorch's operators; `torch_attention` chooses one for a call.
+"""The course's attention as autograd functions and PyTorch operators; `torch_attention` chooses one for a call.
 
-A call with gradients is an `autograd.Function`: `_Plain` where kernels can take the tensors as they are, `Attention`
-otherwise. Where PyTorch traces it, forward and backward are one `torch.library` operator each.
+A call with gradients is an `autograd.Function`: `_Plain` if kernels can read the tensors in place, `Attention`
+otherwise. If PyTorch traces it, forward and backward are one `torch.library` operator each.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from helpers.torch_tensors import (
     torch,
 )
 
-# ---- plain calls: tensors that kernels can take as they are
+# ---- plain calls: tensors that kernels can read in place
 
 
 def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return True if kernels can take these as they are: on one GPU, or the CPU; not traced, cast or transformed."""
+    """Return True if kernels can read these in place: on one GPU, or the CPU; not traced, cast or transformed."""
     if not type(q) is type(k) is type(v) is torch.Tensor or is_traced():
         return False
     on_gpu, dtype = q.is_cuda, q.dtype
@@ -75,7 +75,7 @@ def attend_plain(
 
 
 def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:
-    """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
+    """Run a plain call, whatever autograd knows about its tensors, which have the names of `calls.Attention`."""
     if tensors["q"].is_cuda and not by_operator:
         return run(calls.Attention(tensors, options), without_gradients(heads_first))
     by = _by_operator if by_operator else _through_arrays
@@ -103,7 +103,7 @@ def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> 
 
 @functools.cache
 def check_backward(head_dim: int, dtype: torch.dtype) -> None:
-    """Raise ValueError if no stage has gradients here: in the forward, before a backward is needed."""
+    """Raise ValueError if no stage has gradients here: in the forward pass, before a backward pass needs them."""
     name = str(dtype).removeprefix("torch.")
     needs = {"head_dim": calls.whole_chunks(head_dim, dtype.itemsize), "dtype": name, "unpadded": head_dim}
     reasons = {stage.name: stage.why_not(**needs) for stage in BACKWARD.values()}
@@ -126,7 +126,7 @@ class _Plain(torch.autograd.Function):
         v: torch.Tensor,
         how: tuple[ForwardOptions, BackwardOptions, bool],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and lse. how: options of the forward and the backward; heads_first of `attend_plain`."""
+        """Compute the output and lse. how: options of forward and backward, and heads_first of `attend_plain`."""
         options, of_gradients, heads_first = how
         o, lse = _run({"q": q, "k": k, "v": v}, options, heads_first)
         o = o if heads_first else o.contiguous()
@@ -157,8 +157,7 @@ class _Plain(torch.autograd.Function):
 class Inputs(NamedTuple):
     """The tensors of a call, in the order in which autograd's function and the operators take them.
 
-    q, k, v: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). The others are None where they
-    are not given.
+    q, k, v: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). The others may be None.
     """
 
     q: torch.Tensor
@@ -172,7 +171,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def split(cls, given: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
-        """Return the first of what autograd or an operator was given, and the rest."""
+        """Split the arguments of autograd or an operator into the inputs and the rest."""
         count = len(cls._fields)
         return cls(*given[:count]), given[count:]
 
@@ -188,7 +187,7 @@ LONGEST = "max_seqlen_q", "max_seqlen_k"
 class Options(NamedTuple):
     """A call but for its tensors: the options of its forward, and what only some calls have.
 
-    longest: max_seqlen_q and max_seqlen_k. functions: those of scores, by their names; the operators take none.
+    longest: max_seqlen_q and max_seqlen_k. functions: those of scores, by name; the operators do not support them.
     """
 
     forward: ForwardOptions
@@ -208,7 +207,7 @@ class Options(NamedTuple):
         """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
 
         Raises:
-            TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
+            TypeError, ValueError: as for `mask_window` and `softmax_scale_of`.
         """
         how = self.forward
         limits = [*mask_window(how.window, how.causal), *[-1 if most is None else most for most in self.longest]]
@@ -252,9 +251,9 @@ def _gradients(
 
 # ---- the operators
 
-# Few arguments: torch.library's autograd copies the whole schema twice for each, at every call that keeps lse.
-# limits: the window's left and right, max_seqlen_q and max_seqlen_k, with -1 for what is not given.
-# flags: causal, deterministic, and whether lse is kept for gradients.
+# Few arguments, because torch.library's autograd copies the whole schema twice for each, in every call that keeps lse.
+# limits: the window's left and right, max_seqlen_q and max_seqlen_k, -1 if not given. flags: causal, deterministic, and
+# whether lse is kept for gradients.
 _SCHEMA = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
     "SymInt[] limits, float? softmax_scale, bool[] flags"
@@ -329,7 +328,7 @@ def _gradients_by_operator(
 def _keep(ctx: Any, inputs: Inputs, options: Options, o: torch.Tensor, lse: torch.Tensor) -> None:
     """Keep what the backward starts from."""
     ctx.options = options
-    read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices a change before the backward
+    read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices changes before the backward pass
     each_tensor(read_by_functions.append, options.functions)
     ctx.save_for_backward(o, lse, *inputs, *read_by_functions)
     ctx.mark_non_differentiable(lse)  # no result of the operator's user

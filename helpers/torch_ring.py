@@ -5,8 +5,8 @@
     q, k, v = model(tokens[:, where])                # (batch, rows, heads, head_dim)
     o = ring_attention(q, k, v, causal=True)         # of the rows of this rank
 
-Every rank calls with its own part; `helpers.examples.ring_gpt` is a program that trains so. On GPUs, arrays go by
-CuPy's NCCL; without one, they go by gloo, and the kernels run on the CPU engine.
+Every rank calls with its own part; `helpers.examples.ring_gpt` trains a model in this way. On GPUs, CuPy's NCCL sends
+the arrays; without one, gloo does, and the kernels run on the CPU engine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ distributed = torch.distributed
 
 
 def local_positions(tokens: int, group: Any = None, *, schedule: str = "zigzag", uneven: bool = False) -> torch.Tensor:
-    """Return the positions of this rank's tokens in a sequence of so many, int64 (rows,), on the CPU.
+    """Return the positions of this rank's tokens in a sequence with this many, int64 (rows,), on the CPU.
 
     Args:
         group: see `ring_attention`. uneven: parts may differ in length; `ring_attention` then needs tokens.
 
     Raises:
-        TypeError, ValueError: no such schedule; without `uneven`, tokens that cannot be cut into equal chunks.
+        TypeError, ValueError: an unknown schedule; without `uneven`, tokens that cannot be cut into equal chunks.
         RuntimeError: there is no process group.
     """
     ranks = _comms(group)
@@ -58,7 +58,7 @@ def ring_attention(
     schedule: str = "zigzag",
     group: Any = None,
 ) -> Any:
-    """Compute softmax(softmax_scale * q k^T) v of a sequence cut over the ranks of a group, differentiable once.
+    """Compute softmax(softmax_scale * q k^T) v for a sequence cut over the ranks of a group, differentiable once.
 
     All ranks call it in the same order, with tensors of the same shapes and the same options; otherwise each gets an
     error that names the difference. Every rank has to take part in the backward: a rank whose loss does not depend on
@@ -68,10 +68,10 @@ def ring_attention(
         q: (batch, rows, heads, head_dim), the rows at `local_positions`. float32, float16 or bfloat16.
         k, v: (batch, keys, kv_heads, head_dim) of q's dtype and device; kv_heads divides heads.
         causal, window, cu_seqlens, tokens, softmax_scale, schedule: see helpers.attention.ring_attention; cu_seqlens is
-            of the whole sequence, and no tensor.
+            that of the whole sequence, and not a tensor.
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, rows). It has no gradient.
-        deterministic: gradients that are the same to the bit in every run. Also where
-            `torch.use_deterministic_algorithms(True)` was called.
+        deterministic: gradients with the same bits in every run. Also if `torch.use_deterministic_algorithms(True)` was
+            called.
         group: of torch.distributed, or ranks of helpers.attention.comms of which this process has one, such as
             `gloo_of_torch(timeout=60)`; None for the default group.
 
@@ -80,7 +80,7 @@ def ring_attention(
         return_lse, (o, lse).
 
     Raises:
-        TypeError, ValueError: as helpers.attention.ring_attention, and for tensors on several devices.
+        TypeError, ValueError: as for helpers.attention.ring_attention, and for tensors on several devices.
         RuntimeError: there is no process group, another rank has refused the call, or has failed.
         TimeoutError: another rank has not come in time.
     """
@@ -109,7 +109,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        """Compute the gradients of q, k and v; of keys, those from the rows of all ranks."""
+        """Compute the gradients of q, k and v; for keys, from the rows of all ranks."""
         tensors = do.contiguous(), *ctx.saved_tensors
         with _on_stream_of(do):
             gradients = ring.ring_attention_backward(*([_array(a)] for a in tensors), **ctx.options)
@@ -118,11 +118,11 @@ class _Ring(torch.autograd.Function):
 
 # ---- ranks, and tensors as arrays
 
-_COMMS: WeakKeyDictionary[Any, Comms] = WeakKeyDictionary()  # by group: NCCL takes seconds to connect
+_COMMS: WeakKeyDictionary[Any, Comms] = WeakKeyDictionary()  # by group, because NCCL takes seconds to connect
 
 
 def _comms(group: Any) -> Comms:
-    """Return this process's rank of a group, which it joins in the first call."""
+    """Return this process's rank in a group, which the first call joins."""
     if isinstance(group, Comms):
         if len(group.ranks) != 1:
             raise ValueError(f"group has {len(group.ranks)} ranks in this process; tensors are those of one")
@@ -147,6 +147,6 @@ def _tensor(a: Any, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a's memory, on the device of `like`."""
     if not like.is_cuda:
         return tensor_of(a)
-    if a.dtype.name == "bfloat16":  # which CuPy does not export
+    if a.dtype.name == "bfloat16":  # CuPy does not export it
         return torch.from_dlpack(a.view("int16")).view(torch.bfloat16)
     return torch.from_dlpack(a)

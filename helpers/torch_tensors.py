@@ -1,6 +1,6 @@
-"""PyTorch's tensors on their way to the kernels: which ones cannot be read, and the array of a tensor's memory.
+"""PyTorch's tensors on their way to the kernels: which ones cannot be read, and arrays that share their memory.
 
-PyTorch is optional: what imports this module needs it.
+PyTorch is optional, but required by importers of this module.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ except ImportError as error:
 
 
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a function out of graphs, as `torch.compiler.disable` does.
+    """Keep a function out of graphs, like `torch.compiler.disable`.
 
-    That imports PyTorch's compiler, which takes longer than PyTorch itself: it waits until something is compiled.
+    That imports PyTorch's compiler, which takes longer than PyTorch itself, so it is postponed until something is
+    compiled.
     """
     apart: Callable[..., Any] | None = None
 
@@ -50,7 +51,7 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = ValueError) -> None:
-    """Raise TypeError for what is no tensor, and `other_device` for one that is not on the first one's device."""
+    """Raise TypeError for anything but tensors, and `other_device` for one that is not on the first one's device."""
     first = next(iter(named))
     for name, a in named.items():
         if not isinstance(a, torch.Tensor):
@@ -61,13 +62,13 @@ def check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = V
 
 
 def check_numbers(named: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError for tensors that a kernel cannot read as a whole; values that are no tensors pass.
+    """Raise NotImplementedError for tensors whose memory a kernel cannot read; other values pass.
 
-    A kernel reads memory: it would take a tangent for 0, and a meta tensor has no memory.
+    A kernel reads memory, so it would ignore a tangent, and a meta tensor has no memory.
     """
     transformed = is_transformed()
     if torch.compiler.is_compiling():
-        if transformed:  # a graph would lose a tangent silently; outside of graphs each tensor is looked at
+        if transformed:  # a graph would lose a tangent silently; outside of graphs each tensor is checked
             raise NotImplementedError(
                 "torch.compile within a transform of torch.func or a level of torch.autograd.forward_ad: these kernels "
                 f"have none of these. {INSTEAD}"
@@ -87,7 +88,7 @@ def check_numbers(named: Mapping[str, Any]) -> None:
 
 @outside_of_graphs
 def _check_untransformed(name: str, a: torch.Tensor) -> None:
-    """Raise NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
+    """Raise NotImplementedError for a tensor with a tangent, or inside one of torch.func's transforms."""
     active = torch._C._are_functorch_transforms_active()
     of_func = torch._C._functorch.is_functorch_wrapped_tensor(a)
     if of_func or (active and a.requires_grad and torch.is_grad_enabled()):
@@ -109,9 +110,9 @@ INSTEAD = (
 
 
 def is_traced(*tensors: torch.Tensor) -> bool:
-    """Return True if PyTorch records operators here, as torch.compile, torch.export and fake tensors do.
+    """Return True if PyTorch records operators here, as with torch.compile, torch.export and fake tensors.
 
-    An operator's bookkeeping takes the host longer than the rest of the call, so other calls go without one.
+    An operator's bookkeeping takes the host longer than the rest of the call, so other calls do not use one.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
@@ -129,7 +130,7 @@ def is_transformed() -> bool:
 def to_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cast to autocast's dtype if it is on, as PyTorch does for its own attention."""
     where = tensors[0].device.type
-    if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
+    if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch has no autocast on meta
         return tensors
     dtype = torch.get_autocast_dtype(where)
     return tuple(a.to(dtype) if a.is_floating_point() and 2 <= a.dtype.itemsize <= 4 else a for a in tensors)
@@ -165,7 +166,7 @@ def each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
     if isinstance(option, dict):
         return {name: a if type(a) in _NO_TENSORS else each_tensor(function, a) for name, a in option.items()}
     if isinstance(option, BlockMask):
-        mask = copy.copy(option)  # with its number: the same mask
+        mask = copy.copy(option)  # with its number: it is the same mask
         mask.mod_args = each_tensor(function, option.mod_args)
         return mask
     return option
@@ -175,15 +176,15 @@ _NO_TENSORS = frozenset({bool, int, float, str, type(None)})
 
 
 def resolved(a: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as no parameter, without gradient, and with its signs resolved in memory."""
+    """Return the tensor detached, without being a parameter, and with its signs resolved in memory."""
     plain = type(a) is torch.Tensor and not (a.requires_grad or a.is_neg())
     return a if plain else a.detach().resolve_neg()
 
 
 def array_of(a: torch.Tensor) -> Any:
-    """Make a device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
+    """Make a device array of a CPU tensor: sharing its memory on the CPU engine, a copy on a GPU."""
     a = a.detach().resolve_conj().resolve_neg()
-    if a.dtype == torch.bfloat16:  # NumPy has none
+    if a.dtype == torch.bfloat16:  # NumPy does not have it
         host = a.view(torch.int16).numpy().view(dtype_of("bfloat16"))
     else:
         host = as_bytes("the tensor", a).numpy()

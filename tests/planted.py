@@ -44,7 +44,7 @@ class Bug:
         except ValueError as error:
             raise AssertionError(
                 f"the kernel has changed: {self.old!r} was there {self.times} times. {error}. "
-                f"Write the bug {self.name!r} anew for the kernel as it is now."
+                f"Write the bug {self.name!r} again, for the kernel as it is now."
             ) from None
 
 

@@ -378,7 +378,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a mask for causal": (
         lambda q, k, v: flash_attention(q, k, v, causal=np.ones((5, 6), bool)),
         TypeError,
-        "causal is True or False; got ndarray",
+        "causal must be True or False; got ndarray",
     ),
     "a scale that is a string": (
         lambda q, k, v: flash_attention(q, k, v, softmax_scale="0.1"),

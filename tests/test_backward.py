@@ -497,8 +497,8 @@ def test_packed_sequences_without_a_token(dtype: str) -> None:
         ({"lse": lambda a: a.swapaxes(1, 2)}, ValueError, "lse has shape (1, 33, 2); (1, 2, 33) is needed"),
         ({"k": lambda a: a[..., :4]}, ValueError, "each key needs its value"),
         ({"do": lambda a: None}, TypeError, "do is an array of NumPy or the device"),
-        ({"causal": lambda a: 1}, TypeError, "causal is True or False; got int 1"),
-        ({"deterministic": lambda a: 1}, TypeError, "deterministic is True or False; got int 1"),
+        ({"causal": lambda a: 1}, TypeError, "causal must be True or False; got int 1"),
+        ({"deterministic": lambda a: 1}, TypeError, "deterministic must be True or False; got int 1"),
         ({"softmax_scale": lambda a: "1"}, TypeError, "softmax_scale is a number"),
         ({"window": lambda a: (1,)}, TypeError, "window is a pair"),
         (
@@ -622,7 +622,7 @@ SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}  # for two
 
 
 def run_check(stage: Stage, text: str, of: str = "") -> None:
-    """Check deterministic and other gradients with another kernel text: shared heads, tails and borders everywhere."""
+    """Check another kernel text's gradients, deterministic and not, for shared heads, tails and borders."""
     arrays = inputs(2, 4, 2, 85, 70, 36)
     mask: dict[str, Any] = {"window": (30, 5)}
     if of == "ALiBi":  # with a negative slope, far keys would overflow in rows past the end

@@ -437,7 +437,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
 
     assert block(64, 4096, 5) == (64, 128, 4) and block(128, 4096, 5) == (64, 128, 8)  # 160 blocks
     assert block(64, 4096, 4) == (128, 128, 8) and block(128, 4096, 4) == (64, 128, 8)  # 128
-    assert block(64, 4096, 2) == block(128, 4096, 2) == (64, 64, 8)  # 64, and 128 of 64 keys
+    assert block(64, 4096, 2) == block(128, 4096, 2) == (64, 64, 8)  # 64 blocks, or 128 of 64 keys
     assert block(64, 4096, 1) == (64, 32, 4) and block(128, 4096, 1) == (64, 32, 8)  # 32, 64 of 64 keys, 128 of 32
     assert block(64, 4096, 4, uneven=True) == (64, 64, 8)  # 128, and 256 of 64 keys
     assert block(64, 4096, 2, uneven=True) == (64, 32, 4)  # 64, 128 of 64 keys, 256 of 32

@@ -417,18 +417,18 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         (ValueError, "kv_heads = -1; 1 or more", (4, 16), {"kv_heads": -1}),
         (TypeError, "dtype = 'float64'; there are float32", (4, 16), {"dtype": "float64"}),
         (TypeError, "dtype = <class", (4, 16), {"dtype": np.float16}),
-        (TypeError, "gradients is True or False", (4, 16), {"gradients": "no"}),
-        (TypeError, "packed is True or False", (4, 16), {"packed": 2}),
-        (TypeError, "deterministic is True or False", (4, 16), {"deterministic": 1}),
-        (TypeError, "causal is True or False", (4, 16), {"causal": 1}),
+        (TypeError, "gradients must be True or False", (4, 16), {"gradients": "no"}),
+        (TypeError, "packed must be True or False", (4, 16), {"packed": 2}),
+        (TypeError, "deterministic must be True or False", (4, 16), {"deterministic": 1}),
+        (TypeError, "causal must be True or False", (4, 16), {"causal": 1}),
         (TypeError, "window is a pair", (4, 16), {"window": (1,)}),
-        (TypeError, "decoding is True or False", (4, 64), {"decoding": 1}),
+        (TypeError, "decoding must be True or False", (4, 64), {"decoding": 1}),
         (ValueError, "gradients=True needs decoding=False", (4, 64), {"decoding": True, "gradients": True}),
         (ValueError, "paged=True needs decoding=True", (4, 64), {"paged": True}),
         (ValueError, "q has head_dim = 12; a multiple of 8", (4, 12), {"decoding": True}),
         (ValueError, "cache_dtype=float8_e4m3fn needs decoding=True", (4, 64), {"cache_dtype": "float8_e4m3fn"}),
         (ValueError, "tree=True needs decoding=True", (4, 64), {"tree": True}),
-        (TypeError, "prefix is True or False", (4, 64), {"decoding": True, "prefix": 1}),
+        (TypeError, "prefix must be True or False", (4, 64), {"decoding": True, "prefix": 1}),
         (ValueError, "a tree needs causal=True", (4, 64), {"decoding": True, "tree": True}),
         (TypeError, "cache_dtype = 'float32'; float16 or", (4, 64), {"decoding": True, "cache_dtype": "float32"}),
         (ValueError, "page_size = 0", (4, 64), {"decoding": True, "paged": True, "page_size": 0}),
@@ -454,7 +454,7 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
         assert capsys.readouterr().err == words
 
 
-# ---- half types: head_dim that is no multiple of 8
+# ---- half types: head_dim that is not a multiple of 8
 
 
 @pytest.mark.exhaustive(each_value=())

@@ -260,9 +260,7 @@ def with_switches() -> str:
     """Return 12 with all bugs, none of which is active while the device's `planted` is 0."""
     text = kernel.source(STAGE.file)
     for number, bug in enumerate(BUGS, start=1):
-        assert text.count(bug.old) == 1, (
-            f"write the bug {bug.name!r} anew: {bug.old!r} is there {text.count(bug.old)} times"
-        )
+        assert text.count(bug.old) == 1, f"rewrite the bug {bug.name!r}: found {text.count(bug.old)} times: {bug.old!r}"
         text = text.replace(bug.old, bug.new.replace("PLANTED", f"(planted == {number})"))
     return f"__device__ int planted;\n{text}"
 

@@ -218,7 +218,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Any, monkeypatch: pytest.Monkey
     assert out[0] == 12321
 
 
-# ---------------------------------------------------------------- what is said of what is missing
+# ---------------------------------------------------------------- messages about missing features
 
 SAID = {
     "a template without its types": (

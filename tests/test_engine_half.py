@@ -149,7 +149,7 @@ def test_conversion_from_float_in_every_mode(form: Format) -> None:
         assert_bits(form, f"from float, {mode}", out[k], expected[mode], x)
     for k in range(4, 9):
         assert_bits(form, f"from float, form {k}", out[k], expected["rn"], x)
-    with np.errstate(over="ignore", invalid="ignore"):  # the reference itself is right
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers too large for the type
         assert_bits(form, "astype", x.astype(form.dtype).view(np.uint16), expected["rn"], x)
     assert np.all(out[:, np.isnan(x)] == 0x7FFF)
 

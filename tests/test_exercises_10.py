@@ -127,7 +127,7 @@ TABLE = {
         ),
         Right("a leading offset that is not used", ((FIELDS, FIELDS + " | 1ull << 16"),)),
         Right("sums", ((FIELDS, "(swizzle_128b << 62) + (eight_rows << 32) + (address >> 4)"),)),
-        Right("masked as the manual has it", ((FIELDS, FIELDS.replace("address", "(address & 0x3ffff)")),)),
+        Right("masked as in the manual", ((FIELDS, FIELDS.replace("address", "(address & 0x3ffff)")),)),
         Right("numbers", ((FIELDS, "0x4000004000000000ull | address / 16"), ("i * 16 * 2 / 16", "2 * i"))),
     ),
 }

@@ -355,7 +355,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "interleaved alone": (ValueError, "rotary_interleaved is given without rotary_cos", {"rotary_interleaved": True}),
     "interleaved=1": (
         TypeError,
-        "rotary_interleaved is True or False; got int 1",
+        "rotary_interleaved must be True or False; got int 1",
         {**tables(32), "rotary_interleaved": 1},
     ),
     "one of positions": (

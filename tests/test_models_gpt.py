@@ -216,7 +216,7 @@ def test_what_train_and_the_model_refuse() -> None:
     model = CharGPT("ab", Config(8, 1, 1, 8), PlainAttention())
     samples: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
         (ValueError, "prompt is empty", ("", 1), {}),
-        (TypeError, "prompt is a text; got bytes", (b"a", 1), {}),
+        (TypeError, "prompt must be a str; got bytes", (b"a", 1), {}),
         (ValueError, "'c' is not in the alphabet of the model, which has 2 characters: 'ab'", ("abc", 1), {}),
         (ValueError, "length = -1; 0 or more", ("a", -1), {}),
         (TypeError, "length is a whole number; got float", ("a", 1.5), {}),
@@ -291,8 +291,8 @@ def test_a_model_is_made_of_what_it_needs() -> None:
         (ValueError, "got int32", lambda: CharGPT("ab", small, plain, dtype=np.int32)),
         (ValueError, "seed = -1; 0 or more", lambda: CharGPT("ab", small, plain, seed=-1)),
         (ValueError, "dtype = 'float64'; there are float32", lambda: FlashAttention("float64")),
-        (TypeError, "deterministic is True or False", lambda: FlashAttention(deterministic=1)),  # type: ignore[arg-type]
-        (TypeError, "text is a text; got int", lambda: train(5, 1)),  # type: ignore[arg-type]
+        (TypeError, "deterministic must be True or False", lambda: FlashAttention(deterministic=1)),  # type: ignore[arg-type]
+        (TypeError, "text must be a str; got int", lambda: train(5, 1)),  # type: ignore[arg-type]
         (TypeError, "report is a function", lambda: train("ab", 1, report=5)),  # type: ignore[arg-type]
         (ValueError, "learning_rate = nan; a finite", lambda: train("ab", 1, learning_rate=math.nan)),
     ]

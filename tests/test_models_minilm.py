@@ -93,7 +93,7 @@ def test_word_pieces(text, expected):
 def test_a_text_is_cut_between_cls_and_sep():
     assert WordPiece(SMALL)("a a a a", 4) == [0, 3, 3, 1]
     assert WordPiece(SMALL)("a a", 4) == [0, 3, 3, 1]
-    with pytest.raises(TypeError, match="a sentence is a text; got int"):
+    with pytest.raises(TypeError, match="a sentence must be a str; got int"):
         WordPiece(SMALL)(3)
 
 
@@ -157,7 +157,7 @@ def test_packs_hold_each_sentence_once_and_not_too_many_tokens():
     "call, error, message",
     [
         (lambda model: model.encode("one text"), TypeError, "list of texts; got one text"),
-        (lambda model: model.encode([3]), TypeError, "a sentence is a text; got int"),
+        (lambda model: model.encode([3]), TypeError, "a sentence must be a str; got int"),
         (lambda model: model.encode(["a"], max_tokens=2), ValueError, "max_tokens is 2: expected 3 to 512"),
         (lambda model: model.encode(["a"], max_tokens=513), ValueError, "max_tokens is 513: expected 3 to 512"),
         (lambda model: model.encode(["a"], max_tokens=3.5), TypeError, "max_tokens is a whole number; got float 3.5"),
@@ -241,7 +241,7 @@ class Stub:
         (lambda: MiniLM({}, SMALL), ValueError, "weights has no encoder.layer.0.attention.self.query.weight"),
         (lambda: list(packs([[1]], 0)), ValueError, "most = 0; 1 or more"),
         (lambda: weights.read_safetensors(b"abc"), ValueError, "data is no .safetensors file, or not all of it: 3"),
-        (lambda: search.sentences_of(b"A. B."), TypeError, "text is a text; got bytes"),
+        (lambda: search.sentences_of(b"A. B."), TypeError, "text must be a str; got bytes"),
         (lambda: search.best_answers(["q"], ["a"], Stub()), TypeError, "question is a text"),
         (lambda: search.best_answers("q", "abc", Stub()), TypeError, "sentences a list of texts"),
         (lambda: search.best_answers("q", ["a"], Stub(), count=-2), ValueError, "count = -2; 0 or more"),

@@ -504,9 +504,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (ValueError, "one array for each of 2 local ranks; got 1", {"q": q[:1]}, {}),
         (ValueError, "q differs between ranks", {"q": [q[0], q[1][:, :4]]}, {}),
         (TypeError, "q has device arrays", {"q": [[1], [2]]}, {}),
-        (TypeError, "causal is True or False", {}, {"causal": 1}),
+        (TypeError, "causal must be True or False", {}, {"causal": 1}),
         (ValueError, "do not fit", {"q": [a[0] for a in q]}, {}),
-        (TypeError, "return_lse is True or False", {}, {"return_lse": 1}),
+        (TypeError, "return_lse must be True or False", {}, {"return_lse": 1}),
         (ValueError, "4 heads of q cannot share 3 heads", {"k": [cp.zeros((2, 10, 3, 16), "float32")] * 2}, {}),
         (ValueError, r"head_dim differs: q has shape \(2, 10, 4, 16\)", {"k": [a[..., :8] for a in k]}, {}),
     ]
@@ -538,7 +538,7 @@ def test_a_backward_pass_names_the_shape_that_it_was_given() -> None:
         (ValueError, rows + r"float16 \(2, 4, 10\)", {"lse": [a.astype("float16") for a in lse]}),
         (ValueError, r"do of each rank .* got float32 \(2, 10, 2, 16\)", {"do": [a[:, :, :2] for a in do]}),
         (ValueError, r"o of each rank .* got float16", {"o": [a.astype("float16") for a in o]}),
-        (TypeError, "deterministic is True or False", {"deterministic": None}),
+        (TypeError, "deterministic must be True or False", {"deterministic": None}),
         (TypeError, "comms is of", {"comms": None}),
     ]
     for error, message, changed in refused:
@@ -592,7 +592,7 @@ def test_cuts_that_there_are_not() -> None:
         (ValueError, "size = 0", lambda: steps("ring", 0, causal=True, rows=4)),
         (ValueError, "rows = -4", lambda: steps("ring", 2, causal=True, rows=-4)),
         (TypeError, "keys is a whole number", lambda: steps("ring", 2, causal=False, rows=4, keys=1.5)),
-        (TypeError, "causal is True or False", lambda: steps("ring", 2, causal="no", rows=4)),
+        (TypeError, "causal must be True or False", lambda: steps("ring", 2, causal="no", rows=4)),
     ]
     for error, message, call in refused:
         with pytest.raises(error, match=message):

@@ -158,8 +158,8 @@ WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         r"rotary_cos has shape \(0, 32\)",
     ),
-    "interleaved": ({"interleaved": 2}, TypeError, "interleaved is True or False; got int 2"),
-    "in place or not": ({"in_place": "no"}, TypeError, "in_place is True or False"),
+    "interleaved": ({"interleaved": 2}, TypeError, "interleaved must be True or False; got int 2"),
+    "in place or not": ({"in_place": "no"}, TypeError, "in_place must be True or False"),
 }
 
 
@@ -420,7 +420,7 @@ WRONG_PROJECTION: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "heads": ({"kv_heads": 3}, ValueError, "kv_heads must divide heads"),
     "window": ({"window": (3,)}, TypeError, "window is a pair"),
     "packed": ({"cu_seqlens": (np.arange(3, dtype=np.int32),) * 2}, ValueError, "3 axes are needed"),
-    "causal": ({"causal": 1}, TypeError, "causal is True or False"),
+    "causal": ({"causal": 1}, TypeError, "causal must be True or False"),
 }
 
 

@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no whole length": (Request("a", 2.0), {}, TypeError, "length is a whole number; got float 2.0"),
     "arrives at NaN": (Request("a", 2, float("nan")), {}, TypeError, "arrives is a whole number; got float nan"),
     "an unknown character": (Request("a日", 2), {}, ValueError, r"requests\[1\].prompt: '日' is not in the alphabet"),
-    "bytes": (Request(b"a", 2), {}, TypeError, "prompt is a text; got bytes"),
+    "bytes": (Request(b"a", 2), {}, TypeError, "prompt must be a str; got bytes"),
     "no request": ("a", {}, TypeError, r"requests\[1\] is a Request; got str"),
     "cold": (Request("a", 2), {"temperature": -1.0}, ValueError, "temperature = -1.0; 0, for the likeliest"),
     "NaN": (Request("a", 2), {"temperature": float("nan")}, ValueError, "temperature = nan; a finite"),

@@ -377,7 +377,7 @@ def test_xray_is_clean_in_half_types(step: Stage) -> None:
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS")
 OWN_KEYS = dict(zip(_NAMES, (32, 64, 4, 4, 4, 2, 16, 1), strict=True))
 SHARED_KEYS = dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True))
-# Both replaced for the steps to 13: half of the rows per tile that it has at head_dim 128, and all.
+# Sizes for the steps to hopper, instead of its own: half as many rows per tile as at head_dim 128, and as many.
 FEW_ROWS, USUAL_ROWS = {"BLOCK_M": 32, "BLOCK_N": 128}, {"BLOCK_M": 64, "BLOCK_N": 128}
 
 

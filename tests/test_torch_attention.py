@@ -676,7 +676,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "three axes": (lambda a: ours.flash_attention(a[0], a, a), ValueError, "4 axes are needed: (batch, seq, heads"),
     "a window of one": (lambda a: ours.flash_attention(a, a, a, window=(3,)), TypeError, "window is a pair"),
-    "a mask for causal": (lambda a: ours.flash_attention(a, a, a, causal=a), TypeError, "causal is True or False"),
+    "a mask for causal": (lambda a: ours.flash_attention(a, a, a, causal=a), TypeError, "causal must be True or False"),
     "a scale in words": (
         lambda a: ours.flash_attention(a, a, a, softmax_scale="0.1"),
         TypeError,
@@ -695,7 +695,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "deterministic in words": (
         lambda a: ours.flash_attention(a, a, a, deterministic="yes"),
         TypeError,
-        "deterministic is True or False; got str 'yes'",
+        "deterministic must be True or False; got str 'yes'",
     ),
     "one row for run_flash": (lambda a: ours.run_flash(a[0, 0, 0], a, a), ValueError, "Q, K and V are (N, d)"),
 }

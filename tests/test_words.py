@@ -1,5 +1,7 @@
 """Functions' docstrings say in the imperative what the function does, or are sentences in tests; stages have names.
 
+Docstrings, comments and Markdown also do without some old-fashioned words and figures of speech.
+
 Ruff's D401 (in pyproject.toml, for helpers) refuses a first word such as "The", "A" or "Returns". It knows
 verbs and articles; the words below begin docstrings without a verb that it accepts.
 """
@@ -37,6 +39,16 @@ STAGE = re.compile(
     re.VERBOSE,
 )
 
+# Phrases with plainer synonyms, and figures of speech: packages are not houses, and bugs are fixed.
+OLD = re.compile(
+    r"\b(?:(?:is|are|was|be)_told|says_no|as_(?:\w+_){1,4}(?:has|have)_(?:it|them)|anew|likewise|mend(?:s|ed)?|taken_for_an?"
+    r"|th(?:ose|at)_of_(?:it|them)|(?:an?|the|this|each|every|one|another)_(?:house|room)|rooms)\b".replace(
+        "_", r"[\s#]+"
+    )
+)
+IN_KEYS = {"helpers/engine/ptx/use.py"}  # its text is part of the builds' key: an edit would compile everything again
+TEXTS = re.compile(r'"""[\s\S]*?"""|(?:(?:^|(?<=\s))# .*\n\s*)+', re.MULTILINE)  # docstrings, comments of several lines
+
 QUOTED = re.compile(r"`[^`]*`|\"[^\"\n]*\"|^ *(?:python3 -m|git) .*$", re.MULTILINE)  # names, examples, commands
 
 
@@ -61,21 +73,30 @@ def violations(path: Path) -> Iterator[str]:
         if is_function and (first := NO_VERB.match(text)):
             yield f"{place}: begins with {first[0]!r}: say in the imperative what {node.name} does"
         stage = STAGE.search(QUOTED.sub("", text))
-        if stage and room(path) not in ABOUT_NOTEBOOKS:
+        if stage and package(path) not in ABOUT_NOTEBOOKS:
             yield f"{place}: names a stage by its number, {stage[0]}: say its name, such as online_softmax"
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return path.relative_to(HELPERS).parts[0].removesuffix(".py")
+
+
+def old_words(path: Path) -> Iterator[str]:
+    """Yield a line for each old-fashioned word in a Markdown file, or in a module's docstrings and comments."""
+    text = path.read_text(encoding="utf-8")
+    for words in TEXTS.finditer(text) if path.suffix == ".py" else re.finditer(r"[\s\S]+", text):
+        for found in OLD.finditer(words[0]):
+            line = text.count("\n", 0, words.start() + found.start()) + 1
+            yield f"{path}:{line}: {found[0]!r}: say it in plain words"
 
 
 def files() -> list[Path]:
     return [path for path in sorted(HELPERS.rglob("*.py")) if "data" not in path.parts]
 
 
-@pytest.mark.parametrize("name", sorted({room(path) for path in files()}))
+@pytest.mark.parametrize("name", sorted({package(path) for path in files()}))
 def test_docstrings_begin_with_a_verb_and_name_stages(name: str) -> None:
-    wrong = [line for path in files() if room(path) == name for line in violations(path)]
+    wrong = [line for path in files() if package(path) == name for line in violations(path)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -86,6 +107,14 @@ def test_docstrings_of_tests_are_sentences() -> None:
         for name, line, node, text in found
         if isinstance(node, ast.FunctionDef) and FRAGMENT.match(text)
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_texts_use_plain_words() -> None:
+    top = HELPERS.parent
+    texts = [*files(), *sorted((top / "tests").glob("*.py")), top / "README.md", top / "CONTRIBUTING.md"]
+    texts += [path for path in sorted(HELPERS.rglob("*.md")) if path.name != "CHANGELOG.md"]
+    wrong = [line for path in texts if path.relative_to(top).as_posix() not in IN_KEYS for line in old_words(path)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -105,11 +134,15 @@ def test_the_rules_catch_what_they_are_for(tmp_path: Path, monkeypatch: pytest.M
         path.write_text(code)
         found = list(violations(path))
         assert (message in "".join(found)) if message else not found, (code, found)
+    path.write_text('mend = "is told"  # as kernels\n# have them\n')
+    assert [line.removeprefix(str(path)) for line in old_words(path)] == [
+        ":1: 'as kernels\\n# have them': say it in plain words"
+    ]
 
 
 def report() -> str:
     """Return how many docstrings break a rule, by directory: `python3 tests/test_words.py`."""
-    counts = Counter(room(path) for path in files() for _ in violations(path))
+    counts = Counter(package(path) for path in files() for _ in violations(path))
     return "\n".join(f"{count:5} {name}" for name, count in counts.most_common()) or "none"
 
 

@@ -1,8 +1,8 @@
-"""Attention: its kernels' ladder, how they are loaded, checked and called, and the entry points for models.
+"""Attention: the ladder of kernels, loading, checking and calling them, and the entry points for models.
 
     from helpers.attention import flash_attention
 
-An entry point is imported when it is first used, so that `reference` alone needs nothing but NumPy.
+An entry point is imported at its first use, so that `reference` alone needs only NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules for the lengths and the block table of a cache, checked on the host: a kernel breaks them in silence."""
+"""The rules for the lengths and the block table of a cache, checked on the host: a kernel breaks them silently."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ def check_slots(
     appends: bool,
     window: tuple[int, int] = (-1, 0),
 ) -> None:
-    """Refuse keys that have no room, pages that there are not, and rows of pages that two sequences need.
+    """Refuse keys that do not fit, pages that do not exist, and page rows that two sequences write.
 
     Args:
         lengths: (batch,): keys of each sequence in the cache before the call.
-        table: (batch, pages of a sequence): which page has keys i * rows to (i + 1) * rows - 1. None: there are no
-            pages.
-        rows: keys of a page, or without a table those that a sequence has room for. pages: of the cache.
-        tokens: the newest of each sequence. appends: their keys are written, behind the others.
+        table: (batch, pages of a sequence): which page has keys i * rows to (i + 1) * rows - 1. None: no pages.
+        rows: keys per page, or without a table those that a sequence has space for. pages: those of the cache.
+        tokens: new ones of each sequence. appends: their keys are written, after the others.
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
 
     Raises:

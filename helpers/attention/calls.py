@@ -6,7 +6,7 @@
 
 The arrays may be NumPy's, the device's (CuPy's on a GPU), or anything with `__dlpack__`, such as PyTorch's and JAX's
 tensors; for PyTorch's with gradients there is `helpers.torch_attention`. The output is an array of q's kind, on q's
-device. A device array is read where it is, whatever its strides, as long as the words of a row are neighbours:
+device. A device array is read in place, whatever its strides, as long as the words of a row are contiguous:
 `q.swapaxes(1, 2)` of a (batch, heads, seq, head_dim) array costs nothing.
 """
 
@@ -83,8 +83,8 @@ def flash_attention(
 
     Args:
         q: (batch, seq, heads, head_dim). In half types, a head_dim that is not a multiple of 8 costs copies padded with
-            zeros; in e4m3, one that is no multiple of 16. e4m3 comes as float8_e4m3fn of PyTorch or ml_dtypes, or as
-            its bytes in uint8; only the stage fp8 takes it.
+            zeros; in e4m3, one that is not a multiple of 16. e4m3 is float8_e4m3fn of PyTorch or ml_dtypes, or its
+            bytes in uint8; only the stage fp8 takes it.
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: heads / kv_heads consecutive
             heads of q share one of k and v (grouped-query attention; multi-query if kv_heads is 1). batch, seq and
             seq_kv may be 0.
@@ -107,8 +107,8 @@ def flash_attention(
             et al. 2024): "cap * tanhf(score / cap)". It can use score (scaled, float), batch, head, kv_head, q_idx,
             kv_idx, q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at
             the last key, so q_idx is negative for queries before the first. bias and slopes are added to its result.
-        mask_mod: an expression that says whether a query sees a key, with the same names but score and distance; or a
-            block mask that `make_block_mask` made from one. Tiles in which no query sees a key are skipped. A kernel
+        mask_mod: an expression that says whether a query sees a key, with the same names except score and distance; or
+            a block mask that `make_block_mask` made from one. Tiles in which no query sees a key are skipped. A kernel
             finds them first: at each call if an expression reads arrays, otherwise (and for a block mask) once for each
             shape. It combines with causal and window.
         mod_args: by name: NumPy numbers (Python's are an int32 or a float32), which are passed by value; arrays of the
@@ -120,13 +120,12 @@ def flash_attention(
             q's dtype. In half types rotary_dim is a multiple of 16; in float32 it is one of 8, and head_dim one of 4.
         rotary_interleaved: elements 2 p and 2 p + 1 are a pair (GPT-J); otherwise p and p + rotary_dim / 2 (GPT-NeoX,
             Llama).
-        rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
-            (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Positions in NumPy arrays are checked;
-            in other arrays, one outside the tables counts as the nearest one inside.
-        q_descale, k_descale, v_descale: float32 (batch, heads) and (batch, kv_heads), for e4m3: what the elements of a
-            head are multiplied by; 1 where it is None. With a third axis, each 128 rows or keys have one: on an
-            H200 a call took 1.08 to 1.31 times as long. From e4m3, the sums in lse are of rounded weights: it may be
-            0.06 off.
+        rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or (batch,
+            seq_kv); None: query i is at i + seq_kv - seq and key j at j. Positions in NumPy arrays are checked; in
+            other arrays, one outside the tables counts as the nearest one inside.
+        q_descale, k_descale, v_descale: float32 (batch, heads) and (batch, kv_heads), for e4m3: the factor of a head's
+            elements; None for 1. With a third axis, each 128 rows or keys have one: on an H200 a call took 1.08 to 1.31
+            times as long. With e4m3, lse sums rounded weights, so its error may be 0.06.
         out_dtype: float32 for an output that is not rounded to q's dtype, such as a partial result to be merged with
             others by their lse; None for q's dtype. From e4m3: bfloat16 (None), float16 or float32.
         stage: a stage of the ladder, by name or number; by default the last whose `by_default` accepts a call of this
@@ -139,8 +138,8 @@ def flash_attention(
 
     Raises:
         TypeError: something that is not an array, a dtype that no stage takes, arguments of the wrong type.
-        ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
-            says why, and which stages can.
+        ValueError: shapes that do not match; a malformed window; a stage that does not support the call: the message
+            says why, and which stages do.
     """
     rotary = rotary_cos, rotary_sin, rotary_interleaved, rotary_positions
     extras = extra_inputs(bias, alibi_slopes, *rotary, sinks, q_descale, k_descale, v_descale)
@@ -180,9 +179,9 @@ def flash_attention_varlen(
     out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
-    """Compute flash_attention of sequences of several lengths, packed one after the other with no padding.
+    """Compute flash_attention for sequences of several lengths, packed one after the other without padding.
 
-    Sequence i has tokens cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1 of q, and likewise by cu_seqlens_k of k and v. A
+    Sequence i has tokens cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1 of q, and those given by cu_seqlens_k of k and v. A
     sequence may have no queries, or no keys; without keys, its queries get 0, and lse -inf.
 
     Args:
@@ -199,14 +198,14 @@ def flash_attention_varlen(
         q_descale, k_descale, v_descale: (sequences, heads) and (sequences, kv_heads).
         rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in a sequence of n queries
             and n_kv keys, query i is at i + n_kv - n, and key j at j. A query before the first key is at position 0.
-        The others: see flash_attention; the diagonal of causal and window is each sequence's own.
+            The others: see flash_attention; the diagonal of causal and window is each sequence's own.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
-        TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, decrease,
-        or do not end at the number of tokens.
+        TypeError, ValueError: as for flash_attention, and for cu_seqlens that are not int32, do not begin at 0,
+            decrease, or do not end at the number of tokens.
     """
     rotary = rotary_cos, rotary_sin, rotary_interleaved, rotary_positions
     extras = extra_inputs(bias, alibi_slopes, *rotary, sinks, q_descale, k_descale, v_descale)
@@ -215,7 +214,7 @@ def flash_attention_varlen(
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
     longest = find_longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
-    # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
+    # A forward call does not depend on the longest keys, unless the rotary tables must reach that far.
     return run(Attention(arrays, options, longest, longest if mod or rotary_cos is not None else longest[0]))
 
 
@@ -242,12 +241,12 @@ def flash_attention_backward(
     stage: str | int | None = None,
     wrt: Sequence[str] = (),
 ) -> tuple[Any, ...]:
-    """Compute the gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v, and what `wrt` names.
+    """Compute the gradients of sum(do * flash_attention(q, k, v)) with respect to q, k, v and the arguments in `wrt`.
 
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
-        q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
-            in flash_attention. All but q, k, v and those in `wrt` are constants.
+        q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as in
+            flash_attention. All but q, k, v and those in `wrt` are constants.
         score_mod_grad: required with score_mod: its derivative with respect to score, an expression with the same names
             and y, the result of score_mod.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
@@ -255,21 +254,21 @@ def flash_attention_backward(
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
         out_dtype: float32 for gradients that are not rounded to q's dtype, such as those to be added to others; None
             for q's dtype.
-        stage: a stage of the ladder that computes dq, dk and dv, by name or number; without it the last that can.
-        wrt: other arguments whose gradients are wanted: any of "bias" (not of bool), "alibi_slopes", "sinks", and
-            "table", that of `score_mods.relative_bias`. Where an argument is broadcast, its gradient is a sum: it is
-            the same to the bit in every run, and takes some megabytes of memory, however long the sequences are.
+        stage: a stage of the ladder that computes dq, dk and dv, by name or number; by default the last that supports
+            the call.
+        wrt: other arguments whose gradients to compute: any of "bias" (not of bool), "alibi_slopes", "sinks", and
+            "table", that of `score_mods.relative_bias`. The gradient of a broadcast argument is a sum, which has the
+            same bits in every run and takes some megabytes of memory, however long the sequences are.
 
     Returns:
         (dq, dk, dv) with the shapes and the kind of q, k and v and q's dtype (or out_dtype), C-contiguous; and for each
-        name in `wrt` a gradient with its argument's shape and dtype. Where heads
-        of q share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0,
-        and so has a key that no query sees. The weights are computed from lse, a float32, whose rounding shows once it
-        reaches about 2**20 (some percent at 2**22); beyond 2**25, gradients in half types fade to 0, so that none
-        overflows.
+        name in `wrt` a gradient with its argument's shape and dtype. If heads of q share a head of k and v, its
+        gradients are summed over them. A query that sees no key has a gradient of 0, and so has a key that no query
+        sees. The weights are computed from lse, a float32, whose rounding shows once it reaches about 2**20 (some
+        percent at 2**22); beyond 2**25, gradients in half types fade to 0, so that none overflows.
 
     Raises:
-        TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
+        TypeError, ValueError: as for flash_attention, and for do, o and lse that do not match q.
     """
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     out = "" if out_dtype is None else out_name(out_dtype)
@@ -305,18 +304,17 @@ def flash_attention_varlen_backward(
     stage: str | int | None = None,
     wrt: Sequence[str] = (),
 ) -> tuple[Any, ...]:
-    """Compute flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
+    """Compute flash_attention_backward for sequences of several lengths, packed as in flash_attention_varlen.
 
     Args:
         do, q, o: (tokens, heads, head_dim). lse: float32 (heads, tokens).
-        k, v: (tokens_kv, kv_heads, head_dim).
-        The others: see flash_attention_varlen and flash_attention_backward.
+        k, v: (tokens_kv, kv_heads, head_dim). The others: see flash_attention_varlen and flash_attention_backward.
 
     Returns:
-        (dq, dk, dv, *those of wrt), as flash_attention_backward.
+        (dq, dk, dv, *those of wrt), as from flash_attention_backward.
 
     Raises:
-        TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
+        TypeError, ValueError: as for flash_attention_varlen, and for do, o and lse that do not match q.
     """
     longest = find_longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
@@ -332,7 +330,7 @@ OUT_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def out_name(out_dtype: Any) -> str:
-    """Return the name of a dtype of results: of NumPy's types, of PyTorch's, or as a string.
+    """Return the name of a results' dtype: NumPy's, PyTorch's, or a string.
 
     Raises:
         TypeError: anything else.
@@ -346,11 +344,11 @@ def out_name(out_dtype: Any) -> str:
     raise TypeError(f"out_dtype is {', '.join(OUT_DTYPES[:-1])} or {OUT_DTYPES[-1]}, or None; got {out_dtype!r:.40}")
 
 
-# ---- a call, checked and planned
+# ---- checking and planning a call
 
 
 class Attention(Call):
-    """A call of the forward, or of the backward if do is among its arrays."""
+    """A call of the forward pass or, with do among its arrays, of the backward pass."""
 
     __slots__ = ()
     options: AttentionOptions
@@ -382,7 +380,7 @@ WRT = ("bias", "alibi_slopes", "sinks", "table")
 
 
 class ExtraGradient(Call):
-    """A call of the gradient of what is added to the scores. wrt: the argument, of `WRT`, begins `lengths`."""
+    """A call of the gradient of a term added to the scores. wrt: the argument, one of `WRT`, which begins `lengths`."""
 
     __slots__ = ()
     options: BackwardOptions
@@ -416,17 +414,17 @@ class ExtraGradient(Call):
 
 
 def _gradients(call: Attention, wrt: Sequence[str]) -> tuple[Any, ...]:
-    """Compute dq, dk and dv, and behind them what `wrt` names, whose names are checked before anything is launched."""
+    """Compute dq, dk, dv and the gradients named in `wrt`, whose names are checked before anything is launched."""
     others = gradients_of_extras(call, wrt)
     return (*run(call), *others())
 
 
 def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], list[Any]]:
-    """Check the names of gradients that are wanted beside those of q, k and v; return a function that computes them.
+    """Check the names of gradients besides those of q, k and v; return a function that computes them.
 
     Raises:
-        TypeError: wrt is a string, or names what is no argument. ValueError: an argument that the call does not have,
-            or a name twice.
+        TypeError: wrt is a string, or contains a name that is not an argument's. ValueError: an argument that the call
+            lacks, or a name twice.
     """
     if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
         raise TypeError(f"wrt is a sequence of names, such as ['bias']; got {wrt!r:.60}")
@@ -445,8 +443,8 @@ def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], lis
 class _Family(NamedTuple):
     """The common part of calls that differ only in shapes, strides and addresses.
 
-    options: as `Options.checked` returns them. stages: those that can do the calls, the fastest first; or, if the calls
-    name a stage, that one alone.
+    options: from `Options.checked`. stages: those that support the calls, fastest first; or only the one that the calls
+    name.
     """
 
     key: tuple[Hashable, ...]
@@ -459,7 +457,7 @@ def of_shapes(
 ) -> tuple[_Family, Stage, dict[str, Output], AttentionCall | None]:
     """Choose the stage for a call that `check` accepts; return its family, the stage, the outputs and the call.
 
-    The call is None if q or k is empty, as there is nothing to compute then. unpadded: see `Stage.why_not`.
+    The call is None if q or k is empty, because there is nothing to compute. unpadded: see `Stage.why_not`.
     """
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     family, stage = choose(views, options, longest[0], unpadded)
@@ -472,7 +470,7 @@ def of_shapes(
 def make_call(
     specs: Mapping[str, Spec], outputs: Mapping[str, Output], options: AttentionOptions, longest: Longest
 ) -> AttentionCall:
-    """Make the call of arrays as models have them. options: as `Options.checked` returns them."""
+    """Make the call of arrays in the layout of models. options: as `Options.checked` returns them."""
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     views |= {name: _view(name, output) for name, output in outputs.items()}
     return AttentionCall.of(views, options, longest)
@@ -488,7 +486,7 @@ def readable(
 ) -> tuple[AttentionCall, list[Change]]:
     """Make the call, as `make_call`, of arrays that the stage can read, and list the copies that this needs.
 
-    call: that of the arrays as they are, where it has been made.
+    call: the call of the arrays as they are, if made already.
     """
     call = call or make_call(specs, outputs, options, longest)
     if not (own := copies(stage, call)):
@@ -498,11 +496,11 @@ def readable(
     return make_call(changed(specs, own), outputs, options, longest), own
 
 
-CHUNK_BYTES = 16  # kernels in half types and e4m3 copy so many at a time
+CHUNK_BYTES = 16  # kernels in half types and e4m3 copy this many at a time
 
 
 def whole_chunks(head_dim: int, itemsize: int) -> int:
-    """Return the head_dim that kernels compute with: the next multiple of 8 in half types, of 16 in e4m3."""
+    """Return the head_dim that kernels compute with: rounded up to a multiple of 8 in half types, of 16 in e4m3."""
     return head_dim + -head_dim % (CHUNK_BYTES // itemsize) if itemsize <= 2 else head_dim
 
 
@@ -519,7 +517,7 @@ def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions)
 
 
 def _view(name: str, output: Output) -> Spec:
-    """Return the spec of an output as stages see it: (batch, heads, rows, head_dim), or lse."""
+    """Return the spec of an output in stages' layout: (batch, heads, rows, head_dim), or lse."""
     a = dense(output.shape, output.dtype)
     if name not in WITH_HEAD_DIM | ROTATED:
         return a.with_axes(_AXES.get(name, 0))
@@ -530,7 +528,7 @@ _AXES = {"dbias": 4, "dalibi_slopes": 2}  # as kernels read them
 
 
 def check(specs: Mapping[str, Spec]) -> None:
-    """Raise TypeError or ValueError if arrays do not fit each other. `AttentionCall.of` checks the extra inputs."""
+    """Raise TypeError or ValueError if arrays do not match. `AttentionCall.of` checks the extra inputs."""
     COUNTS["checked"] += 1
     q, packed = specs["q"], "cu_seqlens_q" in specs
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
@@ -553,10 +551,10 @@ def check(specs: Mapping[str, Spec]) -> None:
 def choose(
     views: Mapping[str, Spec], options: AttentionOptions, longest: int | None, unpadded: int = 0
 ) -> tuple[_Family, Stage]:
-    """Return the family of a call and its stage: the one that the call names, or the fastest for calls of its size.
+    """Return the family of a call and its stage: the one that the call names, or the fastest for its size.
 
-    Packed sequences are taken to be as long as the geometric mean of their mean and their longest: most of them may be
-    short, while most of the work is in the long ones.
+    The length of packed sequences is taken as the geometric mean of their mean and maximum: most may be short, while
+    most of the work is in the long ones.
     """
     q, k = views["q"], views["k"]
     key: tuple[Hashable, ...] = options.key, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], q.device
@@ -565,7 +563,7 @@ def choose(
         key = *key, *views, *[a.dtype for a in views.values()], tables and tables.shape[-1]
     try:
         family = FAMILIES.get(key)
-    except TypeError:  # an option that cannot be a key, and is to be refused
+    except TypeError:  # an option that is not hashable, and will be refused
         family = None
     if family is None:
         COUNTS["chosen"] += 1
@@ -582,7 +580,7 @@ def choose(
 
 
 def _able(views: Mapping[str, Spec], options: AttentionOptions, unpadded: int) -> Sequence[Stage]:
-    """List the stages that can do a call, or the one that was named."""
+    """List the stages that support a call, or only the one that it names."""
     check_flags(deterministic=options.deterministic)
     q, wanted = views["q"], options.stage
     needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}
@@ -610,7 +608,7 @@ def _able(views: Mapping[str, Spec], options: AttentionOptions, unpadded: int) -
 
 
 def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str, str]:
-    """Find, among stages that cannot do a call, one that takes the dtype and lacks the least; return its reason too."""
+    """Find, among stages that do not support a call, one that takes the dtype and lacks the least; also return why."""
     plain = {name: needs[name] for name in ("head_dim", "dtype")}
 
     def lacks(stage: Stage) -> tuple[int, int, int, int]:
@@ -644,8 +642,8 @@ def find_longest(
     host = None
     for of, given_cu, a, most in (("q", cu_seqlens_q, q, max_seqlen_q), ("k", cu_seqlens_k, k, max_seqlen_k)):
         if getattr(a, "ndim", 0) != len(PACKED):
-            return None, None  # which is refused further on
-        if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
+            return None, None  # refused later
+        if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read only once
             kind = kind_of(given_cu)
             in_place = kind is not None and kind.reads_in_place(given_cu)
             given = given_cu if in_place else as_device_array(f"cu_seqlens_{of}", given_cu)

@@ -1,4 +1,4 @@
-"""Compare an output with the reference and print the PASS line; the inputs to compare on; the tolerances."""
+"""Compare an output with the reference and print the PASS line; make inputs to compare on; derive tolerances."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class CheckFailed(AssertionError):
 class CheckResult:
     """The result of check(). True in an `if` when the check passed.
 
-    max_error: largest absolute error; inf where an element is NaN or the shape is wrong.
-    wrong: elements that miss the tolerance, NaN included; all of them where the shape is wrong.
-    nan: elements that are NaN.
-    total: elements expected. message: the printed line.
-    worst: index of the worst element: the first NaN, if there is one. None where the shape is wrong.
-    worst_row, rows_wrong: its row, and how many rows hold a wrong element. Rows are along the axis
-    before the last, or along the only one.
+        max_error: largest absolute error; inf if an element is NaN or the shape is wrong.
+    wrong: elements outside the tolerance, including NaN; all of them if the shape is wrong.
+        nan: elements that are NaN.
+        total: elements expected. message: the printed line.
+        worst: index of the worst element: the first NaN, if there is one. None where the shape is wrong.
+        worst_row, rows_wrong: its row, and how many rows hold a wrong element. Rows are along the axis
+        before the last, or along the only one.
     """
 
     name: str
@@ -54,15 +54,15 @@ class CheckResult:
         return self.passed
 
     def _ipython_display_(self) -> None:
-        """Display nothing: as the last value of a cell, it has printed its line already."""
+        """Display nothing: as the last value of a cell, it has already printed its line."""
 
 
 def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> CheckResult:
-    """Compare as `compare` does, and print one line, [PASS] or [FAIL].
+    """Compare like `compare`, and print one line, [PASS] or [FAIL].
 
-    must_pass=False is for a cell that breaks a kernel on purpose: it prints [FAIL] and goes on.
+    must_pass=False is for a cell that breaks a kernel on purpose: it prints [FAIL] and continues.
 
-    Raises CheckFailed (an AssertionError) on failure unless must_pass is False; else as `compare`.
+    Raises CheckFailed (an AssertionError) on failure unless must_pass is False; otherwise like `compare`.
     """
     result = compare(name, out, expected, tolerance=tolerance)
     print(result.message)
@@ -77,9 +77,9 @@ def compare(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE)
     name: what the message calls the output. out: an array of the device or of NumPy, any real dtype. expected:
     the same shape, from helpers.attention.reference. tolerance: the largest absolute error that passes.
 
-    NaN never passes, nor does another shape (nothing is broadcast). inf passes only where the same inf is
-    expected. Raises ValueError for a comparison that could not mean anything: NaN in expected, nothing to compare,
-    a tolerance that is negative, NaN or inf; TypeError for what is not an array of real numbers.
+    NaN never passes, nor does another shape (nothing is broadcast). inf passes only if the same inf is expected. Raises
+    ValueError for a comparison that could not mean anything: NaN in expected, nothing to compare, a tolerance that is
+    negative, NaN or inf; TypeError for anything but an array of real numbers.
     """
     number = isinstance(tolerance, int | float | np.integer | np.floating) and not isinstance(tolerance, bool)
     if not (number and math.isfinite(tolerance) and tolerance >= 0):
@@ -97,8 +97,8 @@ def make_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Make random q (n, d), k (n_kv, d), v (n_kv, d): float32, normal, variance 1, reproducible by seed.
 
-    The mean is not zero, so that a kernel which forgets keys, or writes zeros, is far from the reference. Raises
-    ValueError where a size is not a positive int.
+    The mean is not zero, so that a kernel that forgets keys, or writes zeros, is far from the reference. Raises
+    ValueError if a size is not a positive int.
     """
     for label, size in (("n", n), ("n_kv", n_kv), ("d", d)):
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
@@ -109,12 +109,12 @@ def make_inputs(
 
 
 def in_type(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Round x to a dtype as stages name them: "float32", a half type, or "uint8" for the bytes of e4m3."""
+    """Round x to a dtype by its name in stages: "float32", a half type, or "uint8" for the bytes of e4m3."""
     return fp8.quantise(x) if dtype == "uint8" else x.astype(dtype_of(dtype), copy=False)
 
 
 def in_float64(x: Any) -> np.ndarray:
-    """Return the numbers of an array in float64; those that it stands for, if it holds e4m3 in uint8."""
+    """Return an array's numbers in float64; for e4m3 in uint8, those that the bytes stand for."""
     x = np.asarray(x)
     return fp8.dequantise(x, dtype=np.float64) if x.dtype == np.uint8 else x.astype(np.float64)
 
@@ -124,8 +124,8 @@ def real_inputs(head: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     The scale is the usual 1 / sqrt(32). Heads worth a look: 8 attends to the next token and 9 to the one
     before, both sharply; 10 attends to [CLS], the first token, from almost everywhere; 5 spreads its weight
-    widely. real_tokens() names the 272 tokens, real_provenance() the sources; helpers/data/make_minilm_qkv.py
-    made the file. Raises ValueError for a head that is not there.
+    widely. real_tokens() names the 272 tokens, real_provenance() the sources; helpers/data/make_minilm_qkv.py made the
+    file. Raises ValueError for a head that does not exist.
     """
     with _real_file() as file:
         heads = len(file["q"])
@@ -136,7 +136,7 @@ def real_inputs(head: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def real_tokens() -> list[str]:
-    """Return the 272 tokens of real_inputs(), row by row. `##` opens a token that continues the word before it."""
+    """Return the 272 tokens of real_inputs(), row by row. `##` begins a token that continues the word before it."""
     with _real_file() as file:
         return file["tokens"].tolist()
 
@@ -209,7 +209,7 @@ def tolerance_for(q: Any, k: Any, softmax_scale: float | None = None) -> float:
 
 
 class Expected(NamedTuple):
-    """The right result of a kernel: o and lse in float64, and the absolute error that passes for o."""
+    """The expected result of a kernel: o and lse in float64, and the absolute tolerance for o."""
 
     o: np.ndarray
     lse: np.ndarray
@@ -226,18 +226,18 @@ def expect(
     softmax_scale: float | None = None,
     **extras: Any,
 ) -> Expected:
-    """Compute attention of arrays in models' layout, in float64, and the tolerance for a kernel.
+    """Compute attention of arrays in models' layout in float64, and the tolerance for a kernel.
 
-    float32 has to be within 1e-5. In a half type, or e4m3, the inputs are exact, P and O are rounded: NumPy rounds
-    these two and nothing else, and a kernel may have twice its error, or one step of the type at the largest output.
+    float32: 1e-5. In a half type, or e4m3, the inputs are exact, and NumPy rounds P and O and nothing else: the kernel
+    may have twice its error, or one unit in the last place of the largest output.
 
     Args:
         q: (batch, seq, heads, d), or without batch, or (rows, d), of float32, a half type, or e4m3 in uint8.
         k, v: the same with kv_heads, which divide heads.
         causal, window, softmax_scale: as in `reference.attention`.
-        extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
+        extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, as there. In a half
             type q and k are rounded once more after the rotation, as a kernel rounds them. q_descale, k_descale,
-            v_descale: (batch, heads), what e4m3 is multiplied by, or (batch, heads, blocks of rows).
+            v_descale: (batch, heads), the factors of e4m3, or (batch, heads, blocks of rows).
 
     Returns:
         o as q; lse (batch, heads, seq); the tolerance.
@@ -267,7 +267,7 @@ def expect(
 
 
 def _by_row(descale: Any, a: Any) -> Any:
-    """Return (batch, heads) or (batch, heads, blocks) so that it broadcasts over a in models' layout; 1 for None."""
+    """Reshape (batch, heads) or (batch, heads, blocks) so that it broadcasts over a in models' layout; 1 for None."""
     if descale is None:
         return 1.0
     wide = np.asarray(descale, np.float64)
@@ -276,13 +276,13 @@ def _by_row(descale: Any, a: Any) -> Any:
     return wide.repeat(fp8.DESCALE_ROWS, axis=2)[..., : a.shape[1]].swapaxes(1, 2)[..., None]
 
 
-RESULTS = {"uint8": ml_dtypes.bfloat16}  # the type of O where it is not that of Q
-# A row's largest weight in e4m3: 2^8, or by so many powers of 2 more, as maxima may lag behind (16_fp8.cu).
+RESULTS = {"uint8": ml_dtypes.bfloat16}  # the type of O if it is not Q's
+# A row's largest weight in e4m3: 2^8, or by this many powers of 2 more, since maxima may lag behind (16_fp8.cu).
 _LAGS = (0.0, 0.25, 0.5, 0.74)
 
 
 def round_p_and_o(p: np.ndarray, total: np.ndarray, v: np.ndarray, dtype: str) -> list[np.ndarray]:
-    """Compute P V / total in float64, with P and O rounded as a kernel of this type does; in e4m3 for each of `_LAGS`.
+    """Compute P V / total in float64, with P and O rounded as in a kernel of this type; in e4m3 for each of `_LAGS`.
 
     Args:
         p: weights (..., rows, keys), the largest of a row 1. total: their sums, (..., rows, 1). dtype: of q.
@@ -302,14 +302,14 @@ def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) ->
         message = f"[FAIL] {name}: shape {got.shape}, expected {want.shape}"
         nans = int(np.isnan(got).sum())
         return CheckResult(name, False, math.inf, tolerance, want.size, nans, want.size, message)
-    same = got == want  # also where both are the same inf, whose difference would be NaN
+    same = got == want  # also true if both are the same inf, whose difference would be NaN
     error = np.abs(np.subtract(got, want, where=~same, out=np.zeros(want.shape)))
     error = np.where(np.isnan(error), np.inf, error)
     nan = np.isnan(got)
     nans = int(nan.sum())
     bad = error > tolerance
     wrong = int(bad.sum())
-    # The first NaN is worse than any number: it is what a reader must look at.
+    # The first NaN is worse than any number, and what a reader must look at.
     worst = tuple(int(i) for i in np.unravel_index(int((nan if nans else error).argmax()), want.shape))
     row_axis = max(want.ndim - 2, 0)
     max_error = float(error.max())
@@ -343,7 +343,7 @@ def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) ->
 
 
 def _place(index: tuple[int, ...]) -> str:
-    """Write ' at row 5, column 3', with the leading axes named where there are any."""
+    """Write ' at row 5, column 3', with the leading axes named if there are any."""
     if not index:
         return ""
     if len(index) == 1:
@@ -362,7 +362,7 @@ def _ranges(numbers: np.ndarray, most: int = 4) -> str:
 def _numbers(label: str, a: Any) -> np.ndarray:
     """Convert to a float64 NumPy array, copied from the device if it is there."""
     if not isinstance(a, np.ndarray) and hasattr(a, "get"):
-        # Here, not at the top: a check of NumPy arrays must not start a GPU.
+        # Imported here, because a check of NumPy arrays must not start a GPU.
         from helpers.device import cp
 
         a = cp.asnumpy(a)
@@ -370,7 +370,7 @@ def _numbers(label: str, a: Any) -> np.ndarray:
         a = np.asarray(a)
     except ValueError as error:  # rows of several lengths
         raise TypeError(f"{label} is not an array: {error}") from error
-    # "V" lets in bfloat16, which ml_dtypes adds to NumPy as a dtype of its own.
+    # "V" includes bfloat16, which ml_dtypes adds to NumPy as a dtype of its own.
     if a.dtype.kind not in "buifV" or a.dtype.names is not None:
         raise TypeError(f"{label} is {type(a).__name__} of dtype {a.dtype}: expected an array of real numbers.")
     try:

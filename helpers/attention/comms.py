@@ -1,4 +1,4 @@
-"""Ranks and how arrays get from one to another: NCCL, peer copies, or virtual ranks on one device.
+"""Ranks and the transports between them: NCCL, peer copies, or virtual ranks on one device.
 
     comms = virtual_ranks(4)        # on one GPU, or on the CPU engine
     comms = peer_copies()           # all GPUs of this process, by their copy engines
@@ -30,16 +30,16 @@ from helpers.attention.ladder.layout import address, bits
 from helpers.attention.run import Cache
 from helpers.attention.scalars import finite_number, whole_number
 
-TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
-COMPILING = 600.0  # seconds, in addition, that a rank may come later to a call of a new form: its compiler takes them
+TIMEOUT = 600.0  # seconds, the default of PyTorch's process groups
+COMPILING = 600.0  # extra seconds that a rank may come later to a call of a new form, for its compiler
 T = TypeVar("T")
-LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
+LEAVE = 8  # multiprocessors for the blocks of NCCL's copies
 
 
 class Message(NamedTuple):
-    """An array of a local rank, contiguous: to be sent to a rank `peer`, or to be filled with what that rank sends.
+    """A contiguous array of a local rank: to be sent to rank `peer`, or filled with what that rank sends.
 
-    Messages between the same two ranks arrive in the order in which they are sent.
+    Messages between two ranks arrive in the order in which they are sent.
     """
 
     rank: int
@@ -48,9 +48,9 @@ class Message(NamedTuple):
 
 
 class Comms:
-    """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
+    """`size` ranks, of which this process has `ranks`. This class has virtual ranks, which share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
+    leave: multiprocessors that kernels leave free while messages are in flight. compiled: what this process has
     compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
 
@@ -73,14 +73,14 @@ class Comms:
 
     @contextlib.contextmanager
     def beside(self, rank: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[Any]]]:
-        """Queue work that may run at the same time as what the current stream of a local rank gets in this context.
+        """Queue work that may run in parallel with what the current stream of a local rank gets in this context.
 
             with comms.beside(rank) as aside:
                 first()
                 with aside():
                     second()    # which needs nothing of the first
 
-        Behind the context both are done.
+        After the context both are done.
         """
         yield contextlib.nullcontext
 
@@ -91,7 +91,7 @@ class Comms:
             arrays: one for each of all ranks, as `ring_schedules.shard` returns them, or one for each local rank.
 
         Raises:
-            TypeError, ValueError: arrays is no list, or has another number of them.
+            TypeError, ValueError: arrays is not a list, or has the wrong length.
         """
         if not isinstance(arrays, (list, tuple)):
             raise TypeError(
@@ -108,13 +108,13 @@ class Comms:
         return made
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Start to move arrays, after all that is queued on the current streams of the local ranks' devices.
+        """Start moving arrays, after everything queued on the current streams of the local ranks' devices.
 
         Returns:
             A function that makes these streams wait until the messages have arrived; the host does not wait.
 
         Raises:
-            ValueError: where all ranks are local, a message without its counterpart, or of another length.
+            ValueError: if all ranks are local: a message without its counterpart, or with another length.
         """
         for target, source in _pairs(sends, receives):
             with self.on(target.rank):
@@ -122,12 +122,12 @@ class Comms:
         return lambda: None
 
     def captured(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that does again what `work` does, with a CUDA graph of each GPU for all between messages.
+        """Return a function that repeats `work`, with a CUDA graph per GPU for everything between messages.
 
         Short steps need it: the host takes longer for their launches than the GPUs for their work.
 
             step = comms.captured(lambda: ring_attention(q, k, v, causal=True, comms=comms))
-            o = step()    # of what is in q, k and v now; always the same arrays, which the next call overwrites
+            o = step()    # for the contents of q, k and v now; always the same arrays, which the next call overwrites
 
         Graphs hold addresses, shapes and options, and nothing that the host does but messages: `work` is called twice
         to compile and to compare the ranks' calls, and once more to be captured. Every process captures and calls it in
@@ -144,12 +144,12 @@ class Comms:
     def agree(self, call: Mapping[str, Any]) -> None:
         """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
 
-        A rank may come later than its time limit allows, by COMPILING. Where all ranks are of this process, there is
-        nothing to compare. A form that all ranks have agreed on is not compared again: if only some of them repeat it,
-        the others wait until their time limit.
+        A rank may exceed its time limit by COMPILING. If all ranks belong to this process, there is nothing to compare.
+        A form that all ranks have agreed on is not compared again: if only some of them repeat it, the others wait
+        until their time limit.
 
         Args:
-            call: what has to be equal on all ranks, by name.
+            call: what must be equal on all ranks, by name.
 
         Raises:
             ValueError: on each rank, and names what differs, and on which ranks.
@@ -174,11 +174,11 @@ class Comms:
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks, which come to `agree`, that this one has refused the call with an error."""
         if len(self.ranks) < self.size:
-            with contextlib.suppress(Exception):  # the caller raises the one that matters
+            with contextlib.suppress(Exception):  # the caller raises the more important error
                 self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.500}"}, 0.0)
 
     def _tell_all(self, words: Mapping[str, str], longer: float) -> list[dict[str, str]]:
-        """Exchange words between all ranks, in messages of one size; return those of each rank.
+        """Exchange texts between all ranks, in messages of one size; return each rank's.
 
         longer: seconds in addition to the time limit.
         """
@@ -207,10 +207,10 @@ class Comms:
         """Return when the last messages have arrived. longer: seconds in addition to the time limit."""
 
     def finish(self) -> None:
-        """Return when the last messages have arrived, where ranks of other processes may fail.
+        """Return when the last messages have arrived, if ranks of other processes may fail.
 
         Raises:
-            RuntimeError, TimeoutError: as `Nccl` says.
+            RuntimeError, TimeoutError: see `Nccl`.
         """
         self._wait_on_host()
 
@@ -219,20 +219,20 @@ class Comms:
 
 
 class _Replay:
-    """A recording of what a function queues: messages of the local ranks, and each GPU's graph of all between them.
+    """A recording of what a function queues: messages of the local ranks, and each GPU's graph of all in between.
 
-    A graph of all GPUs would make each wait for the others where it begins and where it ends. These follow each other
-    on the current streams, and GPUs wait for messages alone. Their memory is a pool of their own.
+    A graph of all GPUs would make each wait for the others at its begin and end. These follow each other on the current
+    streams, and GPUs wait only for messages. Their memory comes from a separate pool.
     """
 
     def __init__(self, comms: Comms, work: Callable[[], Any]) -> None:
         cuda = device.cp.cuda
-        for _ in range(2):  # the second leaves behind what is written once
+        for _ in range(2):  # the second captures without what is written only once
             work()
         self._comms, self._memory, streams = comms, cuda.MemoryPool(), {}
         for rank in comms.ranks:
             with comms.on(rank):
-                cuda.Device().synchronize()  # tables that were written once are there
+                cuda.Device().synchronize()  # tables that are written once are ready
                 shared = next((s for s in streams.values() if s.device_id == cuda.Device().id), None)
                 streams[rank] = shared or cuda.Stream(non_blocking=True)  # CuPy's default stream cannot be captured
         self._of_gpus = {stream.device_id: (rank, stream) for rank, stream in reversed(streams.items())}
@@ -244,7 +244,7 @@ class _Replay:
                 try:
                     self._results = work()
                 except BaseException:
-                    with contextlib.suppress(Exception):  # the caller raises the one that matters
+                    with contextlib.suppress(Exception):  # the caller raises the more important error
                         self._end()
                     raise
                 self._end()
@@ -259,7 +259,7 @@ class _Replay:
         return self._results
 
     def messages(self, start: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-        """Record messages, as `Comms.start` starts them, and return what records that they have arrived."""
+        """Record messages, as `Comms.start` starts them, and return a function that records their arrival."""
         waits: list[Callable[[], None]] = []
         self._between(lambda: waits.append(start()))
         return lambda: self._between(lambda: waits.pop()())
@@ -304,13 +304,13 @@ def _differences(calls: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def virtual_ranks(size: int) -> Comms:
-    """Make ranks that share the current device, which may be the CPU engine; they compute what real ones compute."""
+    """Make ranks that share the current device, which may be the CPU engine; they compute the same as real ones."""
     size = whole_number("size", size, least=1)
     return Comms(size, range(size))
 
 
 def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> list[tuple[Message, Message]]:
-    """Pair each receive with its send, where all ranks are local. ValueError where they do not fit."""
+    """Pair each receive with its send, if all ranks are local. Raises ValueError if they do not match."""
     queues: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
     for message in sends:
         queues[message.rank, message.peer].append(message)
@@ -337,7 +337,7 @@ def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> list[tuple[
 
 
 def _borrowed(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose arrays keep no memory from being used again, which a replay's pool never gives back."""
+    """Return messages whose arrays do not keep memory from being reused, which a replay's pool never returns."""
     made = []
     for rank, peer, a in messages:
         memory = device.cp.cuda.UnownedMemory(address(a), a.nbytes, None, a.data.device_id)
@@ -346,7 +346,7 @@ def _borrowed(messages: Sequence[Message]) -> list[Message]:
 
 
 class _OfGpus(Comms):
-    """Ranks with a GPU each, on which messages have a stream of their own."""
+    """Ranks with a GPU each, on which messages have their own stream."""
 
     def __init__(self, size: int, gpus: Mapping[int, int], leave: int) -> None:
         """
@@ -396,7 +396,7 @@ class _OfGpus(Comms):
         return events
 
     def _wait(self, events: Mapping[int, Any], stream_of: Callable[[int], Any]) -> None:
-        """Make each local rank's stream wait for the events of all, as each reads what others have written."""
+        """Make each local rank's stream wait for the events of all, because each reads what others have written."""
         for rank in self.ranks:
             with self.on(rank):
                 for event in events.values():
@@ -407,7 +407,7 @@ class _OfGpus(Comms):
 
 
 class _PeerCopies(_OfGpus):
-    """Copies from GPU to GPU by their copy engines, which take no multiprocessor."""
+    """Copies between GPUs by their copy engines, which use no multiprocessor."""
 
     def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for target, source in _pairs(sends, receives):
@@ -422,7 +422,7 @@ def peer_copies(gpus: Sequence[int] | None = None) -> Comms:
     """Make ranks on several GPUs of this process, whose arrays move by peer copies.
 
     Args:
-        gpus: their numbers; all GPUs where it is not given.
+        gpus: their numbers; by default all.
 
     Raises:
         RuntimeError: there is no GPU; two of them cannot read each other's memory.
@@ -458,10 +458,10 @@ def _gpus(gpus: Sequence[int] | None) -> list[int]:
 
 
 class Nccl(_OfGpus):
-    """Messages by NCCL's send and recv, those of a step in one group.
+    """Messages by NCCL's send and recv, in one group per step.
 
     A rank that fails in another process ends this one's calls with an error: after `timeout` seconds, or as soon as
-    NCCL reports it. Then the communicators are aborted, and of no use any more.
+    NCCL reports it. Then the communicators are aborted and can no longer be used.
     """
 
     def __init__(
@@ -485,7 +485,7 @@ class Nccl(_OfGpus):
         self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
 
     def connect(self) -> None:
-        """Send a byte to every rank: NCCL connects two ranks at their first message, and the host waits for that."""
+        """Send a byte to every rank: NCCL connects two ranks at their first message, which makes the host wait."""
         sends, receives = [], []
         for rank in self.ranks:
             with self.on(rank):
@@ -514,7 +514,7 @@ class Nccl(_OfGpus):
 
     def _wait_on_host(self, longer: float = 0.0) -> None:
         if self._timeout is None or len(self.ranks) == self.size or self.capturing:
-            return  # no other process, which could fail; a graph holds no wait
+            return  # no other process, which could fail; a graph contains no wait
         seconds = self._timeout + longer
         end = time.monotonic() + seconds
         while not all(event.done for event in self._arrived.values()):
@@ -547,9 +547,9 @@ def _check_timeout(timeout: Any) -> None:
 
 
 def nccl_library() -> Any:
-    """Return CuPy's module of NCCL. RuntimeError where it finds none."""
+    """Return CuPy's module for NCCL. Raises RuntimeError if there is none."""
     _gpus(None)
-    library = importlib.import_module("cupy.cuda.nccl")  # which cupy.cuda does not import by itself
+    library = importlib.import_module("cupy.cuda.nccl")  # cupy.cuda does not import it by itself
     if not library.available:
         raise RuntimeError("CuPy finds no NCCL: pip install nvidia-nccl-cu12, or use peer_copies()")
     return library
@@ -573,14 +573,14 @@ def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
 
 
 def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """Make this process's rank, on its current GPU, of `size` processes that have the same unique_id.
+    """Make this process's rank, on its current GPU, among `size` processes that have the same unique_id.
 
     Args:
-        unique_id: what cupy.cuda.nccl.get_unique_id() has returned to one of them. timeout: seconds to wait for the
-            others, here and in every call; None: forever, and calls return before their messages have arrived.
+        unique_id: the result of cupy.cuda.nccl.get_unique_id() in one of them. timeout: seconds to wait for the others,
+            here and in every call; None: forever, and calls return before their messages have arrived.
 
     Raises:
-        TypeError, ValueError: no such rank; no number of seconds.
+        TypeError, ValueError: there is no such rank; timeout is not a number of seconds.
         TimeoutError: not all ranks have come in time.
     """
     size, rank = whole_number("size", size, least=1), whole_number("rank", rank, least=0)
@@ -602,7 +602,7 @@ def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, ti
 
 
 def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
-    """Return the result of `work`. TimeoutError with the text `what` if it takes longer; it then goes on by itself."""
+    """Return the result of `work`. Raises TimeoutError(what) if it takes longer; it then continues by itself."""
     results: list[Any] = []
 
     def run() -> None:
@@ -623,13 +623,13 @@ def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
 
 
 def nccl_of_mpi(comm: Any, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """Make this process's rank of an mpi4py communicator, whose processes have a current GPU each."""
+    """Make this process's rank of an mpi4py communicator, each of whose processes has a current GPU."""
     unique_id = comm.bcast(nccl_library().get_unique_id() if comm.Get_rank() == 0 else None)
     return nccl_of_id(comm.Get_size(), comm.Get_rank(), unique_id, leave=leave, timeout=timeout)
 
 
 def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """Make this process's rank of a group of torch.distributed, of any backend; None: the default group."""
+    """Make this process's rank of a torch.distributed group with any backend; None: the default group."""
     from torch import distributed
 
     rank = distributed.get_rank(group)
@@ -639,9 +639,9 @@ def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | Non
 
 
 class Gloo(Comms):
-    """This process's rank of a group of torch.distributed whose messages go from CPU to CPU, for the CPU engine.
+    """This process's rank of a torch.distributed group whose messages go from CPU to CPU, for the CPU engine.
 
-    A rank that fails ends the others' calls with an error, as with `Nccl`. Every call is compared between the ranks.
+    A failing rank ends the others' calls with an error, as with `Nccl`. Every call is compared between the ranks.
     """
 
     compares_every_call = True
@@ -699,14 +699,14 @@ class Gloo(Comms):
 
 
 def gloo_of_torch(group: Any = None, *, timeout: float | None = TIMEOUT) -> Gloo:
-    """Make this process's rank of a group of torch.distributed with the backend gloo, on the CPU engine.
+    """Make this process's rank of a torch.distributed group with the backend gloo, on the CPU engine.
 
     Args:
         group: None for the default group. timeout: seconds to wait for the others in every call; None: forever.
 
     Raises:
-        RuntimeError: a GPU computes here, whose arrays gloo cannot send; the group sends nothing between CPUs.
-        TypeError, ValueError: no number of seconds.
+        RuntimeError: a GPU computes here, and gloo cannot send its arrays; the group cannot send between CPUs.
+        TypeError, ValueError: timeout is not a number of seconds.
     """
     from torch import distributed
 

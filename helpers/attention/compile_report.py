@@ -28,7 +28,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 
 
 class NvrtcMissing(RuntimeError):
-    """CuPy or the NVRTC library is not installed. The message names it, and how to get it."""
+    """CuPy or the NVRTC library is not installed. The message says which, and how to install it."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class CompileReport:
     shared_bytes: static shared memory per block, in bytes.
     spill_bytes: stores and loads of values that found no register, in bytes of instructions, not of traffic.
     stack_bytes: local memory per thread, in bytes: arrays whose index is known only at run time, and spills.
-    warnings: what the assembler says of instructions of sm_90a that it ignores (setmaxnreg, C7508) or runs one after
-        the other (wgmma, C7510 to C7517).
+    warnings: the assembler's, about instructions of sm_90a that it ignores (setmaxnreg, C7508) or serialises (wgmma,
+    C7510 to C7517).
     """
 
     kernel: str
@@ -64,11 +64,11 @@ def nvrtc_version() -> tuple[int, int]:
     """Return the version of the NVRTC that CuPy finds, such as (12, 9).
 
     Raises:
-        NvrtcMissing: there is no CuPy, or it finds no NVRTC.
+        NvrtcMissing: CuPy is not installed, or does not find NVRTC.
     """
     try:
         from cupy.cuda import nvrtc
-    except Exception as error:  # a broken installation of CuPy fails in many ways
+    except Exception as error:  # a broken installation of CuPy can raise anything
         raise NvrtcMissing(
             f"NVRTC is called through CuPy, which does not import ({type(error).__name__}: {error}). On Linux and "
             "Windows: pip install cupy-cuda12x 'nvidia-cuda-nvrtc-cu12==12.9.*'. There is none for macOS."
@@ -85,18 +85,18 @@ def nvrtc_version() -> tuple[int, int]:
 def compile_report(
     file: str, defines: Mapping[str, Any] | None = None, arch: str = "sm_80", *, name: str | None = None
 ) -> CompileReport:
-    """Compile a kernel by NVRTC and read its assembler's log.
+    """Compile a kernel with NVRTC and read its assembler's log.
 
     Args:
         file: a file of `kernels/`, or source text (anything with a line break), as `helpers.attention.kernel.load`
-        takes it. defines: sizes by name, such as {"HEAD_DIM": 64}; the file's own where it is None.
+            takes it. defines: sizes by name, such as {"HEAD_DIM": 64}; None for the file's own.
         arch: the architecture, such as "sm_90" or "sm_90a".
-        name: the kernel, or a name expression such as "scale<float>"; needed where the source has several.
+        name: the kernel, or a name expression such as "scale<float>"; needed if the source has several.
 
     Raises:
         NvrtcMissing: CuPy or NVRTC is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: NVRTC does not know the architecture, or which kernel is meant is not clear.
+        ValueError: NVRTC does not know the architecture, or several kernels could be meant.
         CompileError: the source does not compile; the message is the compiler's.
         CuteMissing: it includes CuTe's headers, which are not installed.
     """
@@ -109,7 +109,7 @@ def compile_report(
         (name,) = kernels
     if re.sub(r"<.*", "", name).split("::")[-1] not in kernels:
         raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(kernels) or 'none'}")
-    # NVRTC compiles every extern "C" kernel, whichever is asked for: one compilation tells of all of them.
+    # NVRTC compiles every extern "C" kernel in any case, so one compilation reports all of them.
     log, symbol = _compiled(code, kernel.options(defines), arch, "" if _is_of_c(code, name) else name)
     return read_log(log, name, symbol or name, arch)
 
@@ -133,13 +133,13 @@ def _is_of_c(code: str, name: str) -> bool:
 def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
     """Return the assembler's log, and the symbol of the kernel that the name expression means, or "".
 
-    It is kept with the engine's builds, as other notebooks and tests compile the same kernels.
+    It is cached with the engine's builds, because other notebooks and tests compile the same kernels.
     """
     options = (*options, *header_options(code))
     asked = without_paths(repr((code, (*options, *ALWAYS), arch, instance, nvrtc_version())))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     path = cache_dir() / f"report-{key}.json"
-    changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
+    changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # the key does not contain such included files
     if path.exists() and not changes:
         log, symbol = json.loads(path.read_text())
         return log, symbol
@@ -160,23 +160,23 @@ def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> t
 def program(
     code: str, options: tuple[str, ...], arch: str, names: Iterable[str] = (), *, log: bool = False
 ) -> Iterator[Any]:
-    """Compile a program by NVRTC as RawModule does; destroy it at the end.
+    """Compile a program with NVRTC like RawModule; destroy it at the end.
 
     Args:
-        options: with those of `header_options`. names: name expressions of the templates' instances that are wanted.
+        options: with those of `header_options`. names: name expressions of the template instances to compile.
         log: assemble it whether or not NVRTC has it in a cache, with the assembler's log.
 
     Raises:
-        CompileError: NVRTC refuses the source; the message is its log.
+        CompileError: NVRTC rejects the source; the message is its log.
     """
     from cupy.cuda import nvrtc
 
     more = ("--ptxas-options=-v",) if log else ()
     if log and nvrtc.getVersion() >= (12, 9):
-        more = (*more, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
+        more = (*more, "-no-cache")  # NVRTC does not assemble what it finds in its cache: there would be no log
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
-        for name in names:  # it makes the instance of a template, and gives the name that the assembler will use
+        for name in names:  # this makes the template's instance, and gives the name that the assembler will use
             nvrtc.addNameExpression(program, name)
         try:
             nvrtc.compileProgram(program, (*cupy_options(options, arch), *more))

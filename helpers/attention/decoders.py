@@ -1,7 +1,7 @@
-"""The ways to decode: kernels/14_split_kv.cu and the steps to it, their sizes, launches and scratch.
+"""The decoders: kernels/14_split_kv.cu and the steps to it, their sizes, launches and scratch.
 
-They are stages of the direction "decode", in a table of their own: calls of the ladder's have no cache. A new step is
-one file and one entry of DECODERS.
+They are stages of the direction "decode", in a table of their own, because calls of the ladder have no cache. A new
+step is one file and one entry of DECODERS.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from helpers.attention.ladder.stage import Tuning
 from helpers.attention.ladder.tiles import KB
 from helpers.attention.scalars import whole_number
 
-TILE_ROWS = 16  # of an MMA atom
-MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+TILE_ROWS = 16  # rows of an MMA atom
+MIN_KEYS = 128  # keys per stretch: with fewer, a merge costs more than it saves
 SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
-NEARLY_ALL = 0.9  # of the blocks that are resident at once
-_NO_TABLE = 30  # page_bits: one page has all keys
+NEARLY_ALL = 0.9  # of the resident blocks
+_NO_TABLE = 30  # page_bits for a single page with all keys
 
 
-# The tile's columns: the least of these that are as many as K and V have.
+# The tile's columns: the smallest of these that holds those of K and V.
 HEAD_DIMS = (64, 128, 256)
 OTHER_DIMS = "head_dim of another length, or of V alone"
 
 
 class DecodeCall(NamedTuple):
-    """A call after every check: all that its launches depend on, but for addresses.
+    """A call after every check: everything that its launches depend on, except addresses.
 
-    arrays: by name, q and o among them; lse, block_table, k and v where there are such.
+    arrays: by name, including q and o, and lse, block_table, k and v if the call has them.
     """
 
     arrays: Mapping[str, Spec]
@@ -52,7 +52,7 @@ class DecodeCall(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of the cache."""
+        """Number of heads in the cache."""
         return self.arrays["k_cache"].shape[2]
 
     @property
@@ -62,13 +62,13 @@ class DecodeCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of all heads and tokens that share a head of K and V."""
+        """Rows of all tokens and of the heads that share a KV head."""
         _, tokens, heads, _ = self.arrays["q"].shape
         return tokens * (heads // self.kv_heads)
 
     @property
     def room(self) -> int:
-        """Keys that the cache can hold of a sequence."""
+        """Number of keys per sequence that fit into the cache."""
         rows = self.arrays["k_cache"].shape[1]
         return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
 
@@ -76,7 +76,7 @@ class DecodeCall(NamedTuple):
         """Fill one DecodeParams of kernels/decode_params.cuh, an array of shape (1,).
 
         Args:
-            min_tiles: of a stretch. num_splits: in place of the call's.
+            min_tiles: per stretch. num_splits: replaces the call's.
         """
         arrays = self.arrays
         batch, tokens, heads, _ = arrays["q"].shape
@@ -96,7 +96,7 @@ class DecodeCall(NamedTuple):
         of_k, of_v = (arrays[name].heads_first.element_strides if name in arrays else (0, 0, 0) for name in "kv")
         table = arrays.get("block_table")
         page = arrays["k_cache"].shape[1] if table else 0
-        # The largest power of two that divides it: so many neighbouring keys are in one page.
+        # The largest power of two that divides it: this many neighbouring keys are in one page.
         page_bits = (page & -page).bit_length() - 1 if table else _NO_TABLE
         numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles, page
         return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*of_k, *of_v, *numbers)), DECODE_PARAMS)
@@ -113,7 +113,7 @@ DECODE_PARAMS = np.dtype(
 _REST = struct.Struct("=6q5i4x")
 
 
-# ---- the ways to do it
+# ---- the decoders
 
 
 def _decoder(
@@ -153,14 +153,15 @@ def pick_sizes(
     """Choose split_kv's sizes for this much shared memory: the most warps that leave each a ring of two stages.
 
     Args:
-        rows: of all heads and tokens that share a head of K and V. short: a stretch has many units. Then two blocks of
-            half the warps share a multiprocessor, so that one reads while the other is between units: 1.03 times as
-            fast at 128 x 512 keys on an H200, and 0.95 times at 8 x 8192. e4m3: the cache's numbers are bytes.
+        rows: those of all tokens and of the heads that share a KV head. short: a stretch has many units. Then two
+            blocks with half the warps each share a multiprocessor, so that one reads while the other is between units:
+            1.03 times as fast at 128 x 512 keys on an H200, and 0.95 times at 8 x 8192. e4m3: the cache's numbers are
+            bytes.
     """
     rows, row = whole_number("rows", rows, least=1), head_dim * (1 if e4m3 else itemsize)
     block_n = 32 if row <= 128 else 16
     state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
-    more = 2 if row <= 64 else 1  # small tiles: as many bytes on their way, and as many blocks a multiprocessor
+    more = 2 if row <= 64 else 1  # small tiles: the same number of bytes in flight, and of blocks per multiprocessor
     usual = [(warps, 2 * more, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]
     for warps, stages, room in [(4, 3 * more, shared // 2 - KB)] * short + usual:
         sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows, "STAGES": stages}
@@ -198,7 +199,7 @@ def _sizes(call: DecodeCall) -> dict[str, int]:
 
 
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Return (blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
+    """Return (blocks, tiles of rows): all resident blocks, or one for each part of each unit."""
     tiles = -(-call.rows // TILE_ROWS)
     units = call.arrays["q"].shape[0] * call.kv_heads
     if call.num_splits:
@@ -210,7 +211,7 @@ def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def even_blocks(units: int, most: int) -> int:
-    """Return how many blocks have equal shares of units that are all as long, or `most` if these are few.
+    """Return how many blocks have equal shares of units of equal length, or `most` if these are few.
 
     On an H200, 128 blocks for 64 units were 1.01 to 1.03 times as fast as 132 of which four have nothing to do, 256 of
     264 for 512 units 1.01 times. With a cache in e4m3 and many short units they were slower.
@@ -256,7 +257,7 @@ def _rotated(call: DecodeCall) -> tuple[list[Launch], dict[str, str], DecodeCall
 def _rotary_scratch(call: DecodeCall) -> dict[str, Spec]:
     if "rotary_cos" not in call.arrays:
         return {}
-    arrays = {name: call.arrays[name] for name in "qk"}  # plans of all dtypes share scratch by its names
+    arrays = {name: call.arrays[name] for name in "qk"}  # plans of all dtypes share scratch by name
     return {f"rotated_{name}_{a.dtype.name}": Spec.dense(a.shape, a.dtype) for name, a in arrays.items()}
 
 
@@ -264,7 +265,7 @@ _PARTS, _TICKETS = ("partial_o", "partial_ml"), "tickets"
 
 
 def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # what is not cut leaves no parts
+    blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # uncut units have no partial results
     rows = 2 * blocks * sizes["STATE_ROWS"]
     if rows >= 2**31:
         raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
@@ -291,13 +292,13 @@ SPLIT_KV = _decoder(
 
 
 def _units(call: DecodeCall, packed: bool) -> int:
-    """Sequences times heads of K and V, or of Q where no heads are packed."""
+    """Count sequences times KV heads, or times query heads if heads are not packed."""
     batch, _, heads, _ = call.arrays["q"].shape
     return batch * (call.kv_heads if packed else heads)
 
 
 def _splits(call: DecodeCall, packed: bool) -> int:
-    """Parts of a unit: as many as the call asks for, or as fill the multiprocessors."""
+    """Return the parts of a unit: as the call asks, or enough to fill the multiprocessors."""
     most = -(-call.room // MIN_KEYS)
     return call.num_splits or max(1, min(limits.multiprocessors() // _units(call, packed), most))
 
@@ -312,7 +313,7 @@ def _step_sizes(call: DecodeCall, *, packed: bool = True, stages: int = 0) -> di
 def _step_launches(
     call: DecodeCall, sizes: Mapping[str, int], *, packed: bool = True, cut: bool = True, ticket: bool = False
 ) -> list[Launch]:
-    """packed: heads are. cut: units are, into parts; without a ticket a second launch merges them."""
+    """Plan a step's launches. packed: heads are packed. cut: units are cut; without a ticket a second launch merges."""
     rows = call.rows if packed else call.arrays["q"].shape[1]
     tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed) if cut else 1
     params, scratch = call.params(num_splits=splits), (*_PARTS, *([_TICKETS] if ticket else ()))
@@ -366,5 +367,5 @@ _STEPS = (
     ),
     _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, partial(_launches, lacks=_LATER), _scratch),
 )
-# By the names that `stage` takes: the steps, each made from the one before it, and the last of them.
+# By the names that `stage` accepts: the steps, each made from the previous one, and split_kv.
 DECODERS: Mapping[str, Stage] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}

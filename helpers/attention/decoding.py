@@ -1,10 +1,10 @@
-"""Decoding: a few new tokens of each sequence attend to its cache of keys and values, which may lie in pages.
+"""Decoding: a few new tokens of each sequence attend to its cache of keys and values, which may be in pages.
 
     from helpers.attention import flash_attention_with_kvcache
     o = flash_attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, k=k, v=v)
 
-How many blocks a launch has follows from shapes alone; which keys each gets, it works out on the device from the
-lengths. The host reads lengths only to check them: see `checked`. The kernels and their launches are in decoders.py.
+A launch's number of blocks follows from shapes alone; the device computes from the lengths which keys each block gets.
+The host reads lengths only to check them: see `checked`. The kernels and their launches are in decoders.py.
 """
 
 from __future__ import annotations
@@ -67,34 +67,33 @@ def flash_attention_with_kvcache(
     stage: str | None = None,
     checked: bool | None = None,
 ) -> Any:
-    """Attend from the newest tokens of each sequence to all of its tokens, like FlashAttention's function of that name.
+    """Attend from the newest tokens of each sequence to all of its tokens, like FlashAttention's function of this name.
 
     Args:
         q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim up to 256. Its seq_q tokens are the
             last of the sequence, so the last one is at the sequence's last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
-            kv_heads, head_dim). Read in place: rows contiguous, at multiples of 16 bytes.
-            kv_heads divides heads. v_cache may have another head_dim than q and k_cache, such as 128 beside 192: the
-            output's and v's. What lies behind a sequence's end may be anything, NaN too. Columns of a wider cache are
-            not read; a head_dim whose rows are no multiple of 16 bytes needs one that is 64, 128 or 256 wide, where
-            each call writes k and v with zeros behind them, which all keys need. With q in 16 bits it may hold e4m3, as
-            float8_e4m3fn of PyTorch or as uint8 bytes, for compute capability 8.9: half the bytes, and on an H200 1.5
-            to 1.9 times as fast where sequences have many keys of 128 numbers.
-        k_descale, v_descale: float32 (batch, kv_heads), for a cache in e4m3: what the bytes of a sequence and head are
-            multiplied by, 1 if it is left out. New tokens' k and v are divided by it and rounded to e4m3, and larger
-            ones than 448 become 448.
+            kv_heads, head_dim). Read in place: rows contiguous, at multiples of 16 bytes. kv_heads divides heads.
+            v_cache may have another head_dim than q and k_cache, such as 128 with 192: the output's and v's. Elements
+            after a sequence's end may be anything, including NaN. Columns of a wider cache are not read; a head_dim
+            whose rows are not a multiple of 16 bytes needs one that is 64, 128 or 256 wide, to which each call writes k
+            and v followed by zeros, which all keys need. With q in 16 bits it may hold e4m3, as float8_e4m3fn of
+            PyTorch or as uint8 bytes, for compute capability 8.9: half the bytes, and on an H200 1.5 to 1.9 times as
+            fast where sequences have many keys of 128 numbers.
+        k_descale, v_descale: float32 (batch, kv_heads), for a cache in e4m3: the factor of a sequence and head, by
+            default 1. New tokens' k and v are divided by it and rounded to e4m3, saturating at 448.
         cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k: at least 0,
-            and with those of k no more than the cache has room for. Unchecked, a kernel clamps it to that range: it
-            never leaves the cache, and new tokens for a full cache replace its last keys. This, block_table and tree
-            may be int64; then each call makes a copy.
+            and with those of k no more than fit into the cache. Unchecked, a kernel clamps it to that range: it never
+            leaves the cache, and new tokens for a full cache replace its last keys. This, block_table and tree may be
+            int64; then each call makes a copy.
         block_table: (batch, pages of a sequence) int32: in which page keys i * page_size to (i + 1) * page_size - 1
             are. Entries that no key needs are not read; all others must be existing pages. A page row that is written
-            must belong to one sequence only. Unchecked, a page number out of range accesses memory outside the cache,
-            and of two sequences that write the same row either may win.
+            must belong to a single sequence. Unchecked, a page number out of range accesses memory outside the cache,
+            and if two sequences write the same row, either may win.
         k, v: (batch, seq_q, kv_heads, head_dim): keys and values of the new tokens, written into the cache by this
             launch at cache_seqlens to cache_seqlens + seq_q - 1, and then attended to. None: they are in the cache
             already.
-        causal: a token sees no later one.
+        causal: tokens do not see later ones.
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
         softmax_scale: by default 1 / sqrt(head_dim).
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
@@ -122,7 +121,7 @@ def flash_attention_with_kvcache(
         stage: one of DECODERS; by default the last.
         checked: True: the host reads cache_seqlens, block_table and tree before the launch and refuses invalid ones. On
             a GPU this waits for the device, so it is for tests and debugging, and the call cannot be captured in a CUDA
-            graph. None: only on the CPU engine.
+            graph. None: True on the CPU engine only.
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A token that sees no key gets 0,
@@ -130,9 +129,9 @@ def flash_attention_with_kvcache(
 
     Raises:
         TypeError: an argument is not an array, or has a dtype or type that is not accepted.
-        ValueError: shapes that do not fit each other; a cache that cannot be read where it is, or written; checked, a
-            length or an entry of block_table that breaks the rules above.
-        MemoryError: num_splits asks for more scratch than there is memory.
+        ValueError: shapes that do not match; a cache that cannot be read or written in place; if checked, a length or
+            an entry of block_table that breaks the rules above.
+        MemoryError: num_splits needs more scratch than there is memory.
     """
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args)
     mod = mod and mod.with_mask_as_score()
@@ -172,7 +171,7 @@ def _attend_to_all(softmax_scale: float | None, q: Any, k: Any, v: Any) -> tuple
 
 
 class Decoding(Call):
-    """A call of the newest tokens of each sequence, with its cache."""
+    """A call for the newest tokens of each sequence, with its cache."""
 
     __slots__ = ()
     options: DecodeOptions
@@ -233,7 +232,7 @@ def _of_q_s_columns(specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
 
 
 def _is_narrower(specs: Mapping[str, Spec]) -> bool:
-    """Return True if q's head_dim is another one than those of HEAD_DIMS, and the caches' a larger one of these."""
+    """Return True if q's head_dim is not one of HEAD_DIMS, and the caches' a larger one of these."""
     q, k_cache, v_cache = specs["q"], specs["k_cache"], specs["v_cache"]
     if q.ndim != 4 or k_cache.ndim != 4 or k_cache.shape != v_cache.shape or k_cache.shape[3] not in HEAD_DIMS:
         return False
@@ -241,12 +240,12 @@ def _is_narrower(specs: Mapping[str, Spec]) -> bool:
 
 
 def _in_chunks(columns: int, *arrays: Spec) -> bool:
-    """Return True if so many columns are whole chunks of 16 bytes in each array."""
+    """Return True if this many columns are whole chunks of 16 bytes in each array."""
     return not any(columns * a.dtype.itemsize % 16 for a in arrays)
 
 
 def _widened(specs: Mapping[str, Spec]) -> list[Change]:
-    """List the copies with zeros that fit q, k and v to a wider cache, if their rows are no whole chunks."""
+    """List the zero-padded copies that make q, k and v as wide as a wider cache, if their rows are not whole chunks."""
     if not _is_narrower(specs):
         return []
     columns = specs["q"].shape[3:]
@@ -258,7 +257,7 @@ def _widened(specs: Mapping[str, Spec]) -> list[Change]:
 
 
 def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any]) -> None:
-    """Raise ValueError for lengths or entries of the block table that no launch may have. The host waits for them."""
+    """Raise ValueError for invalid lengths or block-table entries, for which the host waits."""
     q, k_cache, table = arrays["q"], arrays["k_cache"], arrays.get("block_table")
     if device.ON_GPU and kind.is_captured(kind.stream(q)):
         raise ValueError("checked=True reads cache_seqlens on the host, which a CUDA graph cannot: checked=False")
@@ -282,7 +281,7 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
 
 
 def _check_tree(tree: np.ndarray) -> None:
-    """Raise ValueError for a token that follows one that is not before it."""
+    """Raise ValueError for a token that follows one that does not precede it."""
     for at in np.argwhere((tree < -1) | (tree >= np.arange(tree.shape[-1])))[:1]:
         where, token = ", ".join(map(str, at)), at[-1]
         raise ValueError(f"tree[{where}] = {tree[tuple(at)]}; token {token} follows one of -1 to {token - 1}")
@@ -300,7 +299,7 @@ def _check_written(arrays: Mapping[str, Any]) -> None:
     if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
         return
     k_cache, v_cache, k, v = (Addresses(arrays[name]) for name in _WRITTEN)
-    if k_cache == v_cache and k == v:  # each key is its value
+    if k_cache == v_cache and k == v:  # each key is also its value
         return
     if share_memory(k_cache, v_cache):
         raise ValueError("k_cache and v_cache share memory: new keys and values would overwrite each other")
@@ -313,7 +312,7 @@ def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, Dec
     """Validate; return the decoder, the call (None if no token sees a key), and the outputs.
 
     Raises:
-        TypeError, ValueError: as `flash_attention_with_kvcache`.
+        TypeError, ValueError: as for `flash_attention_with_kvcache`.
     """
     q, k_cache, table = specs["q"], specs["k_cache"], specs.get("block_table")
     decoder = _decoder_of(specs, options)
@@ -338,7 +337,7 @@ def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, Dec
         return decoder, None, outputs
     arrays = {**specs, **{name: dense(each.shape, each.dtype) for name, each in outputs.items()}}
     arrays |= {name: arrays[name].with_axes(2) for name in ("tree", "alibi_slopes") if name in arrays}
-    # More parts than 16 keys, the smallest tile, would be empty ones.
+    # Parts beyond one per 16 keys, the smallest tile, would be empty.
     splits, mod = min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays)
     return decoder, DecodeCall(arrays, window, scale, splits, mod, options.rotary_interleaved), outputs
 

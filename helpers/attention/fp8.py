@@ -1,4 +1,4 @@
-"""Convert arrays to e4m3 and back, and make them easier to quantise: Hadamard rotation, keys without their mean."""
+"""Convert arrays to e4m3 and back, and make them easier to quantise: Hadamard rotation, subtracting the keys' mean."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
-DESCALE_ROWS = 128  # rows or keys that have a descale of their own, where a head has several
+DESCALE_ROWS = 128  # rows or keys per descale, if a head has several
 _NAN = 0x7F
 
 
 def quantise(x: Any, descale: Any = 1.0) -> np.ndarray:
-    """Round x / descale to the nearest e4m3, ties to even, as cvt.rn.satfinite does.
+    """Round x / descale to the nearest e4m3, ties to even, like cvt.rn.satfinite.
 
     Args:
         x: float32, float16, bfloat16 or float64, of any shape.
-        descale: positive, broadcast over x: what each number is multiplied by in `dequantise`.
+        descale: positive, broadcast over x: the factor in `dequantise`.
 
     Returns:
-        uint8 bytes, in the shape of x. What is larger than 448 becomes 448, infinity too; a NaN becomes 0x7F.
+        uint8 bytes, in the shape of x. Numbers above 448 become 448, infinity too; a NaN becomes 0x7F.
 
     Raises:
-        TypeError: x holds no floats of these types.
+        TypeError: x does not contain floats of these types.
     """
     x = np.asarray(x)
     if x.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
@@ -44,7 +44,7 @@ def dequantise(x: Any, descale: Any = 1.0, dtype: Any = np.float32) -> np.ndarra
         dtype: float32, float16, bfloat16 or float64.
 
     Raises:
-        TypeError: x holds something else.
+        TypeError: x contains something else.
     """
     x = np.asarray(x)
     if x.dtype not in (np.dtype(np.uint8), E4M3):
@@ -57,17 +57,17 @@ def descale_of(x: Any, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
     """Return the descale that makes the largest magnitude of x 448, for `quantise`; 1 where all of x is 0.
 
     Args:
-        axis: of which one descale is taken, such as the rows and columns of a head; all of x if it is None.
+        axis: the axes that share a descale, such as the rows and columns of a head; None for all of x.
 
     Returns:
-        float32, with x's axes, of which those in `axis` have length 1.
+        float32, with x's axes; those in `axis` have length 1.
     """
     largest = np.abs(np.asarray(x)).max(axis=axis, keepdims=True).astype(np.float32)
     return np.where(largest > 0, largest / np.float32(LARGEST), np.float32(1))
 
 
 def minus_mean(k: Any, axis: int = -2) -> np.ndarray:
-    """Subtract from keys their mean. All scores of a row of Q change by the same number, and its softmax does not.
+    """Subtract the keys' mean. All scores of a row of Q change by the same number, so its softmax does not change.
 
     Args:
         k: keys along `axis`, by default (..., keys, head_dim).
@@ -95,6 +95,6 @@ def hadamard(d: int, seed: int | None = None) -> np.ndarray:
 
 
 def rounded_weights(p: np.ndarray, lag: float = 0.0) -> np.ndarray:
-    """Round weights to e4m3 as stage fp8 does, in float64: 1, a row's largest, is 2^(8 + lag) there."""
+    """Round weights to e4m3 like stage fp8, in float64: 1, a row's largest weight, is 2^(8 + lag) there."""
     scale = 2.0 ** (8 + lag)
     return dequantise(quantise(scale * p), dtype=np.float64) / scale

@@ -35,12 +35,12 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 OPTIONS = ("-std=c++17",)
 _INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
-_Stamp = tuple[int, int, int] | None  # when a file was changed, its size and its inode; None where there is no file
+_Stamp = tuple[int, int, int] | None  # when a file was changed, its size and its inode; None if there is no file
 _TEXTS: dict[Path, tuple[dict[Path, _Stamp], str]] = {}  # a text, and the stamps of all files that it depends on
-_RACY_NS = 50_000_000  # a file as young as this may change again with no new stamp
+_RACY_NS = 50_000_000  # a file this young may change again without a new stamp
 
-# What calls have cost beyond their launches, in this process: "compiled" (modules), "loaded" (modules that were asked
-# for by text), "planned" and "checked" (calls of new shapes), "chosen" (families of calls, for which stages are asked).
+# What calls in this process have cost beyond their launches: "compiled" (modules), "loaded" (modules requested by
+# text), "planned" and "checked" (calls of new shapes), "chosen" (families of calls, for which a stage is chosen).
 COUNTS: Counter[str] = Counter()
 
 _run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
@@ -48,9 +48,9 @@ _run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
 
 @contextlib.contextmanager
 def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Call `run(kernel, grid, block, args, shared_mem=...)` in place of launches on the CPU engine, within the context.
+    """Call `run(kernel, grid, block, args, shared_mem=...)` instead of launching on the CPU engine, in this context.
 
-    This shows an X-ray, or a test, what a stage launches. On a GPU a planned call is launched without this.
+    This shows an X-ray, or a test, what a stage launches. On a GPU it does not affect planned calls.
     """
     global _run_instead
     before, _run_instead = _run_instead, run
@@ -68,15 +68,15 @@ def launches_are_replaced() -> bool:
 def source(file: str) -> str:
     """Return the complete text of `kernels/<file>`: the course's own includes are pasted in.
 
-    Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
-    header would go unnoticed. The `#line` directives make compilers name the original files and lines. A header with
-    `#pragma once` is pasted where it is first included, without that line, which compilers warn of in a main file. What
-    is written behind a header's text has lines of its own, of kernel.cu.
+    Pasting matters: CuPy's cache only looks at the text itself, not at included files, so an edited header would go
+    unnoticed. The `#line` directives make compilers name the original files and lines. A header with `#pragma once` is
+    pasted at its first inclusion, without that line, about which compilers warn in a main file. Text appended after the
+    headers is numbered as lines of kernel.cu.
 
-    Every launch of a stage asks for its text: it is read and pasted again only when one of its files has changed.
+    Every launch of a stage requests its text, which is read and pasted again only when one of its files has changed.
 
     Raises:
-        FileNotFoundError: there is no such file; the message lists those there are.
+        FileNotFoundError: there is no such file; the message lists the existing ones.
     """
     path = KERNELS / file
     stamps, text = _TEXTS.get(path, ({}, ""))
@@ -104,13 +104,13 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def with_headers(code: str, name: str, *, first_line: int = 1) -> str:
-    """Paste the course's own headers into a text, like `source`. Compilers call it `name`, and count its lines from
+    """Paste the course's own headers into a text, like `source`. Compilers call it `name`, and number its lines from
     `first_line`."""
     return "\n".join(_pasted(code, name, first_line, {}, set())) + "\n"
 
 
 def _pasted(code: str, name: str, first_line: int, stamps: dict[Path, _Stamp], once: set[str]) -> list[str]:
-    """List the lines of a text with its headers; `stamps` gets every file looked for, `once` those that come once."""
+    """List the lines of a text with its headers; `stamps` gets every file looked for, `once` those pasted once."""
     lines = [f'#line {first_line} "{name}"']
     for number, line in enumerate(code.splitlines(), start=first_line):
         include = _INCLUDE.match(line)
@@ -173,14 +173,14 @@ def architecture(code: str) -> tuple[str, ...]:
 
 
 def _without_fields(arg: Any) -> Any:
-    """Return a struct as plain bytes: else NumPy describes its fields at every launch, 14 us for AttentionParams."""
+    """Return a struct as plain bytes: else NumPy describes its fields in every launch, 14 us for AttentionParams."""
     return arg.view(f"V{arg.itemsize}") if isinstance(arg, np.ndarray) and arg.dtype.names else arg
 
 
 class Kernel:
-    """A kernel of a module, launched only with arguments it can take.
+    """A kernel of a module that is launched only with arguments that match it.
 
-    Called as CuPy's kernels are: `kernel(grid, block, args, shared_mem=0)`.
+    Called like CuPy's kernels: `kernel(grid, block, args, shared_mem=0)`.
     """
 
     def __init__(self, module: Any, name: str, code: str | None = None, *, build: bool = True) -> None:
@@ -188,7 +188,7 @@ class Kernel:
         Args:
             module: a `cp.RawModule`.
             name: the kernel, or the name expression of an instance.
-            code: the module's source, where the module itself does not keep it.
+            code: the module's source, if the module itself does not keep it.
             build: False: on the CPU engine it is built when it is first launched, see `built_when_launched`.
 
         Raises:
@@ -214,8 +214,8 @@ class Kernel:
             shared_mem: dynamic shared memory in bytes; more than 48 KB is opted into here.
 
         Raises:
-            TypeError: an argument is missing, too many, or of another type than the kernel's; or grid or block is no
-                tuple of whole numbers.
+            TypeError: an argument is missing, superfluous, or of the wrong type; or grid or block is not a tuple of
+                whole numbers.
             ValueError: an array with gaps, or more shared memory than the device has.
         """
         self.bind(grid, block, args, shared_mem=shared_mem)()
@@ -234,14 +234,14 @@ class Kernel:
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def launch_known(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int) -> None:
-        """Launch with arguments like some that `bind` has compared: on the CPU engine, it alone checks them."""
+        """Launch with arguments like some that `bind` has compared: only the CPU engine checks them."""
         if _run_instead is not None:
             _run_instead(self, grid, block, args, shared_mem=shared_mem)
         else:
             self.function(grid, block, args, shared_mem=shared_mem)
 
     def build(self) -> None:
-        """Build it now, if that was left for the first launch."""
+        """Build it now, if that was postponed to the first launch."""
         if hasattr(self.module, "kernel_to_build"):
             self.function.attributes  # noqa: B018 - this compiles
 
@@ -269,9 +269,9 @@ _later = contextvars.ContextVar("_later", default=False)
 
 @contextlib.contextmanager
 def built_when_launched() -> Iterator[None]:
-    """Delay the build of kernels loaded within the context to their first launch on the CPU engine.
+    """Postpone the build of kernels loaded in this context to their first launch on the CPU engine.
 
-    An X-ray makes a build of its own, so an earlier one would be wasted. Errors in the source are then reported by the
+    An X-ray makes its own build, so an earlier one would be wasted. Errors in the source are then reported by the
     X-ray or by the first launch.
     """
     before = _later.set(True)
@@ -291,7 +291,7 @@ def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ..
 
 @contextlib.contextmanager
 def compiled_anew() -> Iterator[None]:
-    """Use no kernel within the context that was compiled before it, and none after it that was compiled within."""
+    """Use only kernels that are compiled in this context, and none of these afterwards."""
     global _compiled
     before, _compiled = _compiled, functools.lru_cache(maxsize=256)(_compiled.__wrapped__)
     try:

@@ -1,7 +1,7 @@
-"""Passes over results: partial outputs, gradients and attention to a prefix, which a kernel joins, mostly in place.
+"""Passes over results: partial outputs, gradients and attention to a prefix, which a kernel merges, mostly in place.
 
-They are planned and kept as calls of attention are: see run.py. Their checks are where they are made, in ring.py and
-shared_prefix.py.
+They are planned and cached like calls of attention: see run.py. Their callers, ring.py and shared_prefix.py, check
+them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.tiles import Sizes
 from helpers.attention.run import Call, Output, Plan, compile_plan, run
 
-SUM_PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
+SUM_PARTS = 3  # parts of a gradient that 17_sum.cu adds in one pass
 
 
 class PassCall(NamedTuple):
-    """A call of a pass, for its stage. numbers: what its launch depends on beside the arrays, its result among them."""
+    """A call of a pass, for its stage. numbers: what its launch depends on besides the arrays, including its result."""
 
     arrays: Mapping[str, Spec]
     numbers: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Pass(Call):
 
 
 def _stage(number: int, name: str, file: str, idea: str, launch: Any, sizes: Any) -> Stage:
-    """Describe a pass. launch: a call and its sizes -> grid, the kernel's instance and its arguments."""
+    """Describe a pass. launch: (call, sizes) -> grid, the kernel's instance and its arguments."""
 
     def all_launches(stage: Stage, call: Any, sizes: Sizes) -> list[Launch]:
         grid, types, args = launch(call, sizes)
@@ -94,7 +94,7 @@ def rows_of_block(head_dim: int) -> int:
 
 
 def _launch_merge(call: PassCall, sizes: Sizes) -> tuple[Any, ...]:
-    """Launch over the rows that change, or over all where they are rounded into a result. numbers: the part's rows."""
+    """Launch over the rows that change, or over all if they are rounded into a result. numbers: the part's rows."""
     (batch, n, heads, head_dim), result = call.arrays["o"].shape, call.arrays.get("result")
     part_first, part_end = call.numbers
     first, end = (0, n) if result else (part_first, part_end)
@@ -123,7 +123,7 @@ def sum_sizes(columns: int) -> dict[str, int]:
 
 
 def _launch_sum(call: PassCall, sizes: Sizes) -> tuple[Any, ...]:
-    """numbers: rows of the whole, the name of the array that is written, and the rows of each part."""
+    """Plan the launch. numbers: rows of the whole, the name of the written array, and the rows of each part."""
     (first, end), written, places = call.numbers
     batch, _, heads, head_dim = call.arrays["o"].shape
     columns, more = heads * head_dim, [(0, 0)] * (SUM_PARTS - len(places))
@@ -158,7 +158,7 @@ _JOIN = struct.Struct("=8q5i4x")
 
 
 def _launch_join(call: PassCall, sizes: Sizes) -> tuple[Any, ...]:
-    """numbers: heads of K and V."""
+    """Plan the launch. numbers: KV heads."""
     batch, tokens, heads, head_dim = call.arrays["o"].shape
     parts, their_rows, their_heads, _ = call.arrays["of_prefix"].shape
     (kv_heads,), rows = call.numbers, batch * tokens

@@ -1,6 +1,6 @@
-"""Attention in NumPy float64: what every kernel of the course is checked against.
+"""Attention in NumPy float64, which every kernel of the course is checked against.
 
-Imports NumPy alone. The definition is scaled dot-product attention (Vaswani et al. 2017, "Attention Is All
+Imports only NumPy. The definition is scaled dot-product attention (Vaswani et al. 2017, "Attention Is All
 You Need", section 3.2.1):  O = softmax(softmax_scale * Q K^T) V.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Upper limit of the scores held at one time. The scores of N = N_kv = 16384 would be 2 GiB in float64.
+# Upper limit of the scores stored at one time. The scores of N = N_kv = 16384 would be 2 GiB in float64.
 CHUNK_BYTES = 32 * 2**20
 
 
@@ -83,22 +83,22 @@ def attention(
     """Compute softmax(softmax_scale * q k^T + bias) v in float64 (Vaswani et al. 2017, section 3.2.1).
 
     q: (..., N, d), k: (..., N_kv, d), v: (..., N_kv, d_v), any real dtype, finite. Leading axes (batch,
-    heads) broadcast against each other. softmax_scale: 1 / sqrt(d) where it is None.
+    heads) broadcast against each other. softmax_scale: None for 1 / sqrt(d).
 
     causal, window: which keys a row sees, as visible() defines it. A row that sees none has o = 0, lse = -inf.
 
     bias: broadcasts to (..., N, N_kv); added to the scaled scores (-inf hides a key), or, of bool, True where a key may
     be seen. alibi_slopes: broadcasts to the leading axes; -slope |i + N_kv - N - j| is added (Press et al. 2022, "Train
     Short, Test Long"). sinks: broadcasts to the leading axes; exp(sink) is added to the sum of a row's weights, and so
-    to lse. rotary_cos, rotary_sin, rotary_interleaved: q and k are rotated first, as rotary() does it.
+    to lse. rotary_cos, rotary_sin, rotary_interleaved: q and k are rotated first, with rotary().
     rotary_positions: of q's rows, (N,) or (batch, N), and of k's; None: row i of q is at i + N_kv - N, row j of k at j.
 
     Returns o (..., N, d_v) float64; with return_lse=True (o, lse), where lse (..., N) is the natural
     logarithm of the sum of exp(scaled scores) of each row. Query rows go through in chunks: at most
-    CHUNK_BYTES of scores (or one row's) are held at one time, so N = 16384 needs no 2 GiB.
+    CHUNK_BYTES of scores (or one row's) are stored at one time, so N = 16384 does not need 2 GiB.
 
-    Raises ValueError for shapes that do not fit, for NaN or inf in an input, for a softmax_scale that is not
-    finite, for a window that is not one; TypeError for anything but a NumPy array of real numbers.
+    Raises ValueError for shapes that do not match, for NaN or inf in an input, for a softmax_scale that is not finite,
+    for an invalid window; TypeError for anything but a NumPy array of real numbers.
     """
     if rotary_cos is not None:
         form = {"rotary_interleaved": rotary_interleaved, "rotary_positions": rotary_positions}
@@ -147,10 +147,10 @@ def attention_with_kvcache(
     """Compute attention of the newest tokens of each sequence to its cache, in float64, sequence by sequence.
 
     q: (batch, seq_q, heads, d); caches (batch, seq_max, kv_heads, d), or (pages, page_size, kv_heads, d) with
-    block_table (batch, pages of a sequence); only the first cache_seqlens[i] keys of sequence i are looked at. k, v:
-    (batch, seq_q, kv_heads, d), behind those. prefix_k, prefix_v: (keys, kv_heads, d), before those of every sequence.
-    tree: (seq_q,) or (batch, seq_q), which of the newest tokens each one follows, one before it or -1. options: those
-    of attention(); causal is True if it is left out.
+    block_table (batch, pages of a sequence); only the first cache_seqlens[i] keys of sequence i are used. k, v: (batch,
+    seq_q, kv_heads, d), after those. prefix_k, prefix_v: (keys, kv_heads, d), before those of every sequence. tree:
+    (seq_q,) or (batch, seq_q), which of the newest tokens each one follows, one before it or -1. options: those of
+    attention(); causal is True if it is left out.
 
     Returns o, of q's shape, and lse (batch, heads, seq_q). A token that sees no key has o = 0 and lse = -inf.
     """
@@ -180,7 +180,7 @@ def attention_with_kvcache(
 
 
 def _seen_in_tree(tree: np.ndarray) -> np.ndarray:
-    """Return which tokens of a tree each token sees, bool (tokens, tokens): those that it follows, and itself."""
+    """Return which tokens of a tree each token sees, bool (tokens, tokens): its ancestors, and itself."""
     seen = np.eye(len(tree), dtype=bool)
     for token, follows in enumerate(tree):
         if follows >= 0:
@@ -200,7 +200,7 @@ def rotary(
     2 p + 1 are pair p (GPT-J); else p and p + rotary_dim / 2 (GPT-NeoX, Llama).
 
     Returns float64 of x's shape. Raises ValueError for shapes that do not fit and for positions outside of the tables;
-    TypeError for what is not an array of real numbers.
+    TypeError for anything but an array of real numbers.
     """
     x, cos, sin = _real("x", x).copy(), _real("cos", cos), _real("sin", sin)
     positions = np.asarray(positions)
@@ -228,7 +228,7 @@ def rotated(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rotate q (..., N, d) and k (..., N_kv, d) as attention() does, in float64. Raises as rotary()."""
+    """Rotate q (..., N, d) and k (..., N_kv, d) like attention(), in float64. Raises like rotary()."""
     n, n_kv = np.shape(q)[-2], np.shape(k)[-2]
     places = rotary_positions or (np.arange(n) + n_kv - n, np.arange(n_kv))
     of_heads = (np.asarray(place) if np.ndim(place) < 2 else np.asarray(place)[:, None] for place in places)
@@ -249,7 +249,7 @@ def scores(
     bias: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute the scores whose softmax attention() takes: (..., N, N_kv) float64, -inf where a key is not seen.
+    """Compute the scores whose softmax attention() takes: (..., N, N_kv) float64, -inf for unseen keys.
 
     The arguments are those of attention(), and so are the errors.
     """
@@ -271,7 +271,7 @@ def _what_changes_scores(
     bias: np.ndarray | None,
     alibi_slopes: np.ndarray | None,
 ) -> Callable[[np.ndarray, tuple[int, ...], slice], None]:
-    """Return a function of scaled scores (rows, N_kv), their head and rows: it adds in place, and hides by -inf."""
+    """Return a function of scaled scores (rows, N_kv), their head and rows, which adds in place, and hides by -inf."""
     left, right = _window(window, causal)
     every_bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
     slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
@@ -307,16 +307,16 @@ def attention_backward(
         dV = P^T dO    dS = P * (dO V^T - rowsum(dO * O))    dQ = softmax_scale dS K    dK = softmax_scale dS^T Q
 
     (Dao et al. 2022, "FlashAttention", appendix B.2.) The arguments are those of attention(), and do (..., N, d_v).
-    Where heads of q share heads of k and v (the axis before the rows has a multiple of their length), dk and dv are
-    summed over the group; heads 0 .. group - 1 of q share head 0. A row that sees no key has zero gradients.
+    If heads of q share heads of k and v (the axis before the rows has a multiple of their length), dk and dv are summed
+    over the group; heads 0 .. group - 1 of q share head 0. A row that sees no key has zero gradients.
 
-    wrt: any of "bias", "alibi_slopes" and "sinks", whose gradients follow. What is added to a score has the gradient
-    dS; a number that is added to several scores, along an axis that is broadcast, has the sum of theirs. A slope is
-    added times -|i + N_kv - N - j|. A sink has the weight exp(sink - lse) and the value 0 in each row, so that its
-    gradient is -sum(exp(sink - lse) * rowsum(dO * O)).
+    wrt: any of "bias", "alibi_slopes" and "sinks", whose gradients follow. A term added to a score has the gradient dS;
+    a number added to several scores, along a broadcast axis, has the sum of theirs. A slope is added times -|i + N_kv -
+    N - j|. A sink has the weight exp(sink - lse) and the value 0 in each row, so that its gradient is -sum(exp(sink -
+    lse) * rowsum(dO * O)).
 
-    Returns (dq, dk, dv, *those of wrt), shaped as the arguments. Raises as attention() does, and ValueError where do
-    does not fit, and for a name in wrt that has no gradient or was not given.
+    Returns (dq, dk, dv, *those of wrt), with the arguments' shapes. Raises like attention(), and ValueError if do does
+    not match, and for a name in wrt without a gradient or an argument.
     """
     differentiable = {"bias": bias, "alibi_slopes": alibi_slopes, "sinks": sinks}
     for name in wrt:
@@ -374,18 +374,18 @@ def attention_backward(
 
 
 def _add_broadcast(total: np.ndarray, head: tuple[int, ...], part: Any, rows: tuple[slice, ...] = ()) -> None:
-    """Add what a head contributes to the gradient of an array that was broadcast: sum over the axes of length 1.
+    """Add a head's contribution to the gradient of an array that was broadcast: sum over the axes of length 1.
 
-    part: (rows, N_kv), with `rows` the slice of N that they are; or a number, for an array without these axes.
+    part: (rows, N_kv), with `rows` their slice of N; or a number, for an array without these axes.
     """
-    total = total.reshape((1,) * (len(head) + np.ndim(part) - total.ndim) + total.shape)  # of the same memory
+    total = total.reshape((1,) * (len(head) + np.ndim(part) - total.ndim) + total.shape)  # a view of the same memory
     of_head = total[(*(i if size > 1 else 0 for i, size in zip(head, total.shape, strict=False)), ...)]
     at = tuple(rows if size > 1 else slice(None) for rows, size in zip(rows, of_head.shape, strict=False))
     of_head[at] += np.sum(part, axis=tuple(i for i, size in enumerate(of_head.shape) if size == 1), keepdims=True)
 
 
 def distance_bias(table: np.ndarray, n: int, n_kv: int) -> np.ndarray:
-    """Return the bias (heads, n, n_kv) that a table of distances makes, as T5 has it (Raffel et al. 2020).
+    """Return the bias (heads, n, n_kv) from a table of distances, as in T5 (Raffel et al. 2020).
 
     table: (heads, 2 * reach + 1). Row i and key j, at the distance j - (i + n_kv - n), get table[:, reach + distance];
     beyond `reach` the nearest end. See also helpers.attention.score_mods.relative_bias.
@@ -394,7 +394,7 @@ def distance_bias(table: np.ndarray, n: int, n_kv: int) -> np.ndarray:
 
 
 def distance_bias_gradient(dbias: np.ndarray, width: int) -> np.ndarray:
-    """Sum the gradient of distance_bias(table, n, n_kv), (heads, n, n_kv), along diagonals: that of the table.
+    """Sum the gradient of distance_bias(table, n, n_kv), (heads, n, n_kv), along diagonals, which gives the table's.
 
     Returns float64 (heads, width).
     """
@@ -417,7 +417,7 @@ def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] 
     and row i with key i + n_kv - n. causal=True hides the keys after it. window=(left, right) leaves
     that many keys before it and after it; -1 is no limit. With both, no key after the diagonal is seen.
 
-    Raises ValueError or TypeError for a window that is no pair of ints of at least -1.
+    Raises ValueError or TypeError for a window that is not a pair of ints of at least -1.
     """
     return _seen(np.arange(n), n, n_kv, *_window(window, causal))
 
@@ -438,7 +438,7 @@ def online_softmax_trace(
 
     q: (N, d), k: (N_kv, d), v: (N_kv, d_v), one head, real, finite. block_n: keys in a tile, at least 1; the
     last tile may be shorter. Returns an OnlineSoftmaxTrace in float64, with ceil(N_kv / block_n) tiles.
-    Raises ValueError and TypeError as attention() does, and ValueError for more than one head or block_n < 1.
+    Raises ValueError and TypeError like attention(), and ValueError for more than one head or block_n < 1.
     """
     q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
     if batch:
@@ -455,7 +455,7 @@ def online_softmax_trace(
         keys = slice(tile * block_n, (tile + 1) * block_n)
         s = q @ k[keys].T * scale
         m_new = np.maximum(m_i, s.max(axis=-1))
-        rescale = np.exp(m_i - m_new)  # exp(-inf) = 0 at the first tile: there is nothing yet to keep
+        rescale = np.exp(m_i - m_new)  # exp(-inf) = 0 at the first tile: there is nothing to keep yet
         p = np.exp(s - m_new[:, None])
         l_i = rescale * l_i + p.sum(axis=-1)
         acc = rescale[:, None] * acc + p @ v[keys]
@@ -480,12 +480,12 @@ def _window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
 
 
 def _offsets(rows: np.ndarray, n: int, n_kv: int) -> np.ndarray:
-    """Return how far after each row's own position each key is: (rows, n_kv), 0 on the diagonal."""
+    """Return each key's offset from each row's own position: (rows, n_kv), 0 on the diagonal."""
     return np.arange(n_kv) - (rows[:, None] + n_kv - n)
 
 
 def _bias(bias: np.ndarray) -> np.ndarray:
-    """Return the numbers that are added to the scores. ValueError for NaN and +inf."""
+    """Return the terms added to the scores. Raises ValueError for NaN and +inf."""
     if np.asarray(bias).dtype == bool:
         return np.where(bias, 0.0, -np.inf)
     bias = _real("bias", bias)
@@ -506,11 +506,11 @@ def _seen(rows: np.ndarray, n: int, n_kv: int, left: int, right: int) -> np.ndar
 
 
 def _real(name: str, a: np.ndarray) -> np.ndarray:
-    """Convert to float64. TypeError where that is not possible without a loss or a copy from a device."""
+    """Convert to float64. Raises TypeError if that needs a loss or a copy from a device."""
     if not isinstance(a, np.ndarray) and hasattr(a, "get"):
         raise TypeError(f"{name} is a device array: expected a NumPy array. Pass cp.asnumpy({name}).")
     a = np.asarray(a)
-    # "V" lets in bfloat16 and the 8-bit floats of ml_dtypes, which NumPy does not know as floats.
+    # "V" includes bfloat16 and the 8-bit floats of ml_dtypes, which NumPy does not know as floats.
     if a.dtype.kind not in "buifV" or a.dtype.names is not None:
         raise TypeError(f"{name} has dtype {a.dtype}: expected real numbers.")
     try:
@@ -522,7 +522,7 @@ def _real(name: str, a: np.ndarray) -> np.ndarray:
 def _arguments(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...], float]:
-    """Return q, k, v as float64, the leading axes and the scale, after every check that attention() promises."""
+    """Return q, k, v as float64, the leading axes and the scale, after all checks of attention()."""
     q, k, v = _real("q", q), _real("k", k), _real("v", v)
     for name, a, form in (("q", q, "(..., N, d)"), ("k", k, "(..., N_kv, d)"), ("v", v, "(..., N_kv, d_v)")):
         if a.ndim < 2:

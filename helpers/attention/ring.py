@@ -4,8 +4,8 @@
     q, k, v = (comms.put(shard(a, comms.size)) for a in (q, k, v))
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=comms)
 
-Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
-`flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
+Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed by
+`flash_attention`, in float32, and joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
 Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
 mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
 github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
@@ -65,9 +65,9 @@ from helpers.attention.scalars import check_flags, whole_number
 from helpers.renamed import old_names
 
 MERGE, SUM = "17_merge.cu", "17_sum.cu"
-STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
+STAGE: str | None = None  # of products whose kernels join results; None: the usual one, if it does
 BACKWARD_STAGE: str | None = None  # the same for gradients
-_UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
+_UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs only the name
 
 
 # ---- the forward pass
@@ -87,10 +87,10 @@ def ring_attention(
     schedule: str = "zigzag",
     comms: Comms,
 ) -> Any:
-    """Compute softmax(softmax_scale * q k^T) v of a sequence that is cut over the ranks of `comms`.
+    """Compute softmax(softmax_scale * q k^T) v for a sequence that is cut over the ranks of `comms`.
 
-    Every process calls it with the same options, on the current streams of its GPUs. Where other processes have ranks,
-    it returns when the last keys have arrived, while the products with them may still be computed.
+    Every process calls it with the same options, on the current streams of its GPUs. If other processes have ranks, it
+    returns when the last keys have arrived, while the products with them may still run.
 
     Args:
         q: for each rank of this process (batch, rows, heads, head_dim), on the rank's device: as `shard` cuts it for
@@ -100,23 +100,23 @@ def ring_attention(
         window: (left, right): how many keys before and after its position a token sees, -1 for unlimited; with
             causal=True right is 0. A ring of chunks in order ends after the last step in which a rank sees keys.
         cu_seqlens: of packed sequences in a batch of 1, numbers of the host: 0, then the end of each, in the whole
-            array. A token sees its own sequence alone. Zigzag does not balance short sequences.
-        tokens: of the whole sequence, where `shard(..., uneven=True)` has cut it; with cu_seqlens, their last.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+            array. A token sees only its own sequence. Zigzag does not balance short sequences.
+        tokens: those of the whole sequence, if `shard(..., uneven=True)` has cut it; with cu_seqlens, their last.
+        softmax_scale: by default 1 / sqrt(head_dim).
         return_lse: also the natural log of the sum of exp(scaled scores) over all keys, as `ring_attention_backward`
             needs it.
         schedule: "zigzag": equal work for all ranks in each step, also under a causal mask, where rows must be even.
             "ring": chunks in the order of the sequence; under a causal mask, R ranks stand idle for (R - 1) / (2R - 1)
             of the time. "all_gather": K and V of all ranks are gathered, while some products with a rank's own ones are
             computed; cut as for zigzag.
-        comms: of comms.py.
+        comms: from comms.py.
 
     Returns:
         The outputs of the local ranks, as q; with return_lse, (outputs, lses), each float32 (batch, heads, rows).
         Virtual ranks give the same bits as GPUs of the same model.
 
     Raises:
-        TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
+        TypeError, ValueError: as for `flash_attention`; another number of arrays than local ranks; shapes that differ;
             a causal mask, and rows that are not keys or cannot be halved. A window, packed sequences or uneven parts,
             and other rows than keys; "all_gather" of uneven parts. On every rank, arguments that differ between ranks.
         TimeoutError, RuntimeError: a rank of another process has failed, see comms.py.
@@ -185,9 +185,9 @@ def ring_attention(
 
 
 def _run_beside(comms: Comms, rank: int, products: Sequence[Product | Piece], calls: Sequence[Attention]) -> None:
-    """Run the calls of products, so that one may begin where another has no tiles left. Those of the same rows wait.
+    """Run products in parallel, so that one may begin when another has no tiles left. Those of the same rows wait.
 
-    A call adds to what the ones before it left of its rows.
+    A call adds to the earlier calls' results for its rows.
     """
     rows = [*dict.fromkeys(product.rows for product in products)]
     apart = all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(rows)))
@@ -306,7 +306,7 @@ def _first_of_batch(a: Any) -> Any:
 
 
 def _batched(product: Product | Piece, results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the results of a product's call with the axis of the batch."""
+    """Return the results of a product's call with a batch axis."""
     packed = isinstance(product, Piece) and product.cu_seqlens is not None
     return tuple(a[None] for a in results) if packed else results
 
@@ -317,7 +317,7 @@ Plan = Sequence[Step | MaskedStep]
 def _plan(
     comms: Comms, schedule: str, mask: Mapping[str, Any], **arrays: Sequence[Any]
 ) -> tuple[Plan, tuple[int, ...], str]:
-    """Check all that needs no other rank's arrays.
+    """Check everything that does not need other ranks' arrays.
 
     Returns:
         The steps; the number of keys of each rank; the schedule by which the sequence is cut.
@@ -349,7 +349,7 @@ def _plan(
         if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or not k.dtype == v.dtype == q.dtype:
             shapes = f"q {q.dtype} {q.shape}, k {k.dtype} {k.shape} and v {v.dtype} {v.shape}"
             raise ValueError(f"{shapes} do not fit: see q")
-        check_model_arrays(q, k, v, BATCHED)  # here, since what a product is given has other shapes
+        check_model_arrays(q, k, v, BATCHED)  # here, because a product's arrays have other shapes
     for i, q in enumerate(arrays["q"]):
         batch, rows, heads, _ = q.shape
         for name, shape, dtype in (
@@ -417,7 +417,7 @@ def _checked_cu_seqlens(cu_seqlens: Any, tokens: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _refusal_told(comms: Comms) -> Iterator[None]:
-    """Tell the other ranks of an error within the context: they would wait for this one."""
+    """Tell the other ranks about an error in this context, because they would wait for this one."""
     try:
         yield
     except Exception as error:
@@ -427,7 +427,7 @@ def _refusal_told(comms: Comms) -> Iterator[None]:
 
 
 def _form(name: str, options: Mapping[str, Any], q: Sequence[Any], k: Sequence[Any]) -> dict[str, Any]:
-    """List what all ranks have to call with: of uneven parts, shapes without rows."""
+    """List what all ranks must call with; for uneven parts, shapes without rows."""
     told = {name: value for name, value in options.items() if value is not None or name == "softmax_scale"}
     shapes = {"q.shape": q[0].shape, "k.shape": k[0].shape}
     if "tokens" in told or "cu_seqlens" in told:
@@ -450,7 +450,7 @@ def _compile_first(
     whole: Callable[[Mapping[str, Any]], Sequence[Attention]] | None = None,
     **arrays: Sequence[Any],
 ) -> None:
-    """Compile what the local ranks will launch, unless an earlier call like this one has: nothing is sent before.
+    """Compile what the local ranks will launch, unless an earlier call like this one has, before anything is sent.
 
     A rank may need a compiler for a minute, where another finds its kernels on disk; once K and V are under way, that
     rank's time limit runs.
@@ -513,7 +513,7 @@ def _pass_on(
 ) -> Callable[[], list[tuple[Any, ...]]]:
     """Start to send each rank's arrays to the next one. Return a function that waits for the received ones.
 
-    rows: of each array that a local rank receives. hop: how many ranks on they are sent.
+    rows: those of each array that a local rank receives. hop: how many ranks further they are sent.
     """
     sends, receives, received = [], [], []
     for rank, arrays, counts in zip(comms.ranks, at_hand, rows, strict=True):
@@ -608,12 +608,12 @@ class _Output:
             bits(some_rows(self.o, rows))[...] = bits(o)
             some_rows(self.lse, rows, 2)[...] = lse
         else:
-            if self.o is None:  # rows that no partial has had yet count as rows without keys
+            if self.o is None:  # rows without a partial so far count as rows without keys
                 self._see_nothing(np.float32)
             self.o = merge(self.o, o, rows, self.lse, lse, self._q.dtype if last else None)
 
     def complete(self) -> None:
-        """Fill in rows of which there was no partial."""
+        """Fill in rows that no partial result covers."""
         if self.o is None:
             self._see_nothing(self._q.dtype)
 
@@ -624,7 +624,7 @@ class _Output:
 
 
 def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dtype: Any = None) -> Any:
-    """Join a partial result to what there is, on the current device, by kernels/17_merge.cu.
+    """Merge a partial result into an existing one, on the current device, with kernels/17_merge.cu.
 
     Args:
         o: float32 (batch, n, heads, head_dim), C-contiguous, as all are. Changed in place, unless dtype is another.
@@ -634,7 +634,7 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dty
         dtype: of the result, which is then complete; None: float32.
 
     Returns:
-        o, or of another dtype than float32 a new array.
+        o, or a new array for another dtype than float32.
 
     Raises:
         TypeError, ValueError: arrays, rows or a dtype other than these.
@@ -649,7 +649,7 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dty
 
 
 def _c_name(given: str, dtype: str) -> str:
-    """Return the name that a type of results has in C++. Raises a TypeError that begins with `given`."""
+    """Return a result type's name in C++. Raises a TypeError that begins with `given`."""
     if dtype not in C_NAMES:
         raise TypeError(f"{given}; there are {', '.join(C_NAMES)}")
     return C_NAMES[dtype]
@@ -715,7 +715,7 @@ def ring_attention_backward(
         (dq, dk, dv), each a list with one array for each local rank, as q, k and v.
 
     Raises:
-        TypeError, ValueError, TimeoutError, RuntimeError: as `ring_attention`.
+        TypeError, ValueError, TimeoutError, RuntimeError: as for `ring_attention`.
     """
     mask = {"causal": causal, "window": window, "cu_seqlens": cu_seqlens, "tokens": tokens}
     options = {"schedule": schedule, **mask, "softmax_scale": softmax_scale, "deterministic": deterministic}
@@ -728,7 +728,7 @@ def ring_attention_backward(
         def parts_of(number: int, rank: int) -> Sequence[Product | Piece]:
             """Return the products of a step; that of a rank's own keys in two parts, one of which is for the last step.
 
-            It is computed while dK and dV come home. Of pieces, the last one is.
+            That part is computed while dK and dV return. For pieces, it is the last one.
             """
             made: list[Product | Piece] = []
             split = number == 0 and len(plan) > 1
@@ -771,9 +771,9 @@ def ring_attention_backward(
     def add_step(
         number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice = slice(None)
     ) -> None:
-        """Compute the products of a step: add dQ to that of the rows, dK and dV to the sums of the keys at hand.
+        """Compute the products of a step: add dQ to the rows' sum, and dK and dV to the sums of the keys at hand.
 
-        some: of the products, as `parts_of` returns them.
+        some: the products, from `parts_of`.
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
@@ -834,7 +834,7 @@ def _once(
             firsts |= {part.rows[0] for each in own for part in each.parts()}
         tile = min(found, default=0) if len(found) == 1 else 0
         batch, rows, heads, _ = arrays["q"][0].shape
-        numbers = tile and batch * heads * -(-rows // tile)  # of semaphores: see `Part`
+        numbers = tile and batch * heads * -(-rows // tile)  # number of semaphores: see `Part`
         fits = numbers >= 2 * len(plan) and not any(first % tile for first in firsts)
         comms.tiles[form] = tile if fits else 0
     return comms.tiles[form]
@@ -848,7 +848,7 @@ def _round_the_ring(
     own: Sequence[Sequence[_Sum]],
     add_step: Callable[..., None],
 ) -> None:
-    """Compute all steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`.
+    """Compute all steps: K and V travel round the ring, dK and dV one step behind, and the last step's return to `own`.
 
     A rank's own keys come first and last, so that there is work while K and V leave and while dK and dV come home.
     """
@@ -906,7 +906,7 @@ def _source(step: Step | MaskedStep, rank: int) -> int:
 
 
 def _reach(plan: Plan, number: int, source: int) -> tuple[int, int]:
-    """Return from where to where a rank's keys have gradients, of those that others compute before step `number`."""
+    """Return the range of a rank's keys that have gradients from other ranks before step `number`."""
     seen: list[tuple[int, int]] = []
     for step in plan[1:number]:
         for rank, of in enumerate(step.sources):
@@ -916,7 +916,7 @@ def _reach(plan: Plan, number: int, source: int) -> tuple[int, int]:
 
 
 def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str) -> None:
-    """Send each rank the parts of its keys from all, to be added in the order of the ranks."""
+    """Send each rank the parts of its keys' gradients from all, to be added in the order of the ranks."""
     cut = []
     for rank, pair in zip(comms.ranks, sums, strict=True):
         with comms.on(rank):
@@ -931,7 +931,7 @@ def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Seque
 
 
 class _Sum:
-    """The sum of float32 parts of a gradient, each of some rows of it. like: what it is the gradient of."""
+    """The sum of float32 parts of a gradient, each for some of its rows. like: the array it is the gradient of."""
 
     def __init__(self, like: Any) -> None:
         self._like, self._parts = like, []
@@ -944,7 +944,7 @@ class _Sum:
         self._parts.append((part, rows or self.whole))
 
     def so_far(self, rows: tuple[int, int]) -> Any:
-        """Return the sum, float32, of these rows, which contain those of all parts."""
+        """Return the sum, float32, for these rows, which contain those of all parts."""
         if [which for _, which in self._parts] != [rows]:
             self._parts = [(sum_parts(self._like, self._parts, rows), rows)]
         return self._parts[0][0]
@@ -959,7 +959,7 @@ class _Sum:
 def sum_parts(
     like: Any, parts: Sequence[tuple[Any, tuple[int, int]]], rows: tuple[int, int], dtype: Any = np.float32
 ) -> Any:
-    """Add parts of a gradient in one pass, on the current device, by kernels/17_sum.cu.
+    """Add parts of a gradient in one pass, on the current device, with kernels/17_sum.cu.
 
     Args:
         like: (batch, n, heads, head_dim), what it is the gradient of. parts: up to SUM_PARTS, float32, C-contiguous,

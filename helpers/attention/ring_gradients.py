@@ -1,4 +1,4 @@
-"""Gradients of ring attention by hopper_backward: what depends on a rank's rows alone is done once.
+"""Gradients of ring attention by hopper_backward: work that depends only on a rank's rows is done once.
 
 lse, delta and zeros come before the first product. Each product adds to the same dQ, which is rounded after the last.
 """
@@ -58,7 +58,7 @@ _OUTPUTS = {"prepare": OF_ROWS, "multiply": ("dk", "dv"), "round": ("dq",)}
 
 
 class Part(Attention):
-    """A part of the gradients of a rank. `lengths` is ("prepare", "multiply" or "round", all rows of the rank).
+    """A part of a rank's gradients. `lengths` is ("prepare", "multiply" or "round", all rows of the rank).
 
     Its arrays are do, q, k, v, o and lse: all rows of a rank, or those of a product. "prepare" returns OF_ROWS, which
     are among the arrays of the others: from the tile of the product's first row on, but dq_semaphore from another

@@ -1,6 +1,6 @@
-"""Products of ring attention whose kernel joins its results with those of earlier ones: see kernels/ring_continue.cuh.
+"""Products of ring attention whose kernel merges its results with earlier ones: see kernels/ring_continue.cuh.
 
-Without them each product writes a partial O in float32, and a pass reads both and writes the one.
+Without them each product writes a partial O in float32, and a pass reads two of these and writes one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def places(rows: Sequence[Sequence[tuple[int, int]]], count: int) -> list[list[Place]] | None:
-    """Find the places of a rank's products, by step; None if they are such that a kernel cannot join them.
+    """Find the places of a rank's products, by step; None if a kernel cannot join them.
 
     Args:
         rows: (first, end) of each product of each step. count: of all rows.
@@ -65,7 +65,7 @@ class Joined(Attention):
     __slots__ = ()
 
     def call(self, specs: Mapping[str, Spec]) -> tuple[Any, Any, Call | None]:
-        """Return the family, the stage and the call; its arrays are q, k, v and o. None: no stage joins it."""
+        """Return the family, the stage and the call; its arrays are q, k, v and o. None: no stage can join it."""
         inputs = {name: specs[name] for name in "qkv"}
         check(inputs)
         family, stage, _, call = of_shapes(inputs, self.options, self.longest)

@@ -1,8 +1,8 @@
 """Masks of a ring as plain data: each rank's part of a sequence that is packed, has a window, or is cut unevenly.
 
 Rows and keys of a rank are chunks of the sequence. A chunk of rows and one of keys have at most one sequence in common,
-unless they are the same chunk, so most pairs of them are one rectangle under a shifted mask. Sequences that lie side by
-side in rows and keys become one packed launch.
+unless they are the same chunk, so most pairs of them are one rectangle under a shifted mask. Sequences that are
+adjacent in rows and keys become one packed launch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-Span = tuple[int, int]  # the first, and behind the last
+Span = tuple[int, int]  # the first, and one past the last
 
 
 class Piece(NamedTuple):
@@ -42,7 +42,7 @@ def chunk_numbers(schedule: str, size: int, rank: int) -> tuple[tuple[int, ...],
 
 
 def spans(schedule: str, size: int, rank: int, tokens: int) -> list[Span]:
-    """Return the chunks of a rank in a sequence of so many tokens. Lengths of chunks differ by 1 at most."""
+    """Return the chunks of a rank in a sequence of this many tokens. Lengths of chunks differ by at most 1."""
     numbers, count = chunk_numbers(schedule, size, rank)
     return [(number * tokens // count, (number + 1) * tokens // count) for number in numbers]
 
@@ -96,7 +96,7 @@ def _pieces(
     groups: list[list[_Rectangle]] = []
     rectangles = [*_rectangles(row_spans, key_spans, left, right, cu_seqlens)]
     if row_spans == key_spans:
-        rectangles.sort(key=lambda each: each.keys != each.rows)  # those on the diagonal lie side by side
+        rectangles.sort(key=lambda each: each.keys != each.rows)  # those on the diagonal are adjacent
     for each in rectangles:
         last = groups[-1][-1] if groups and batch == 1 else None
         if last and each.window == last.window and each.rows[0] == last.rows[1] and each.keys[0] == last.keys[1]:
@@ -109,7 +109,7 @@ def _pieces(
 def _rectangles(
     row_spans: Sequence[Span], key_spans: Sequence[Span], left: int, right: int, cu_seqlens: tuple[int, ...]
 ) -> Iterator[_Rectangle]:
-    """Yield each sequence's rows and keys in these spans, without rows that see none of the keys and the reverse."""
+    """Yield each sequence's rows and keys in these spans, without rows that see no key and keys that no row sees."""
     row_base = 0
     for row_span in row_spans:
         key_base = 0
@@ -147,7 +147,7 @@ def _rectangles(
 
 
 def _joined(group: Sequence[_Rectangle]) -> Piece:
-    """Make one launch of rectangles that follow one another in rows and in keys, and have the same window."""
+    """Make one launch of rectangles that are consecutive in rows and in keys, and have the same window."""
     cut = [any(each.is_cut[side] for each in group) for side in (0, 1)]
     window = tuple(size if is_cut else -1 for size, is_cut in zip(group[0].window, cut, strict=True))
     rows, keys = ((getattr(group[0], of)[0], getattr(group[-1], of)[1]) for of in ("rows", "keys"))

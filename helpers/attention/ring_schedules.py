@@ -1,4 +1,4 @@
-"""Schedules of ring attention: which rank has which tokens, and what it computes in which step: plain data."""
+"""Schedules of ring attention: which rank has which tokens, and what it computes in which step, as plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.attention.ladder.layout import Spec, bits
 from helpers.attention.ring_masks import chunk_numbers, rows_of, spans
 from helpers.attention.scalars import check_flags, whole_number
 
-TILE_KEYS = 128  # of 08 and 13
+TILE_KEYS = 128  # for 08 and 13
 SCHEDULES = ("zigzag", "ring", "all_gather")
 
 
@@ -29,7 +29,7 @@ class Product(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a row and a key that it sees."""
+        """Number of visible pairs of a row and a key."""
         rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
@@ -61,7 +61,7 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
 
     Args:
         schedule: one of SCHEDULES; without a mask "zigzag" is "ring".
-        rows: of q of a rank. keys: of its k, as many as rows where it is not given.
+        rows: a rank's rows of q. keys: its rows of k; by default as many.
 
     Raises:
         TypeError, ValueError: an unknown schedule; numbers that are not whole, or too small; a causal mask with other
@@ -96,9 +96,9 @@ def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tupl
         for rank, source in enumerate(sources):
             if not causal or source == rank:
                 products.append((Product((0, rows), (0, keys), causal),))
-            elif source < rank:  # before this rank's tokens, those of zigzag's front chunk
+            elif source < rank:  # before this rank's tokens, except those of zigzag's front chunk
                 products.append((Product((0, rows), (0, half if zigzag else keys), False),))
-            else:  # behind them, but those of zigzag's back chunk of q
+            else:  # after them, except those of zigzag's back chunk of q
                 products.append((Product((half, rows), (0, keys), False),) if zigzag else ())
         made.append(Step(sources, tuple(products)))
     return tuple(made)
@@ -106,7 +106,7 @@ def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tupl
 
 @functools.cache
 def gathering_steps(size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
-    """Return an all-gather's steps with one before them, of own keys alone, while the others' come.
+    """Return an all-gather's steps, after one with own keys only, while the others' arrive.
 
     It is of a quarter of each rank's rows, or of its later chunk under a causal mask: on two H200s at 8,192 tokens and
     16 heads, an all-gather was 1.14 and 1.3 times as fast with it. The arguments are those of `steps`.
@@ -174,9 +174,9 @@ def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1, uneven:
         uneven: any length; chunk i of c begins at token i n // c, so that lengths differ by 1 at most.
 
     Raises:
-        TypeError: x is no such array, size or axis no whole number.
-        ValueError: no such schedule, size or axis; without `uneven`, a length that is not a multiple of the number of
-            chunks.
+        TypeError: x is not such an array, size or axis not a whole number.
+        ValueError: an unknown schedule, invalid size or axis; without `uneven`, a length that is not a multiple of the
+            number of chunks.
     """
     check_flags(uneven=uneven)
     check_schedule(schedule)
@@ -198,8 +198,8 @@ def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1, un
     """Join the parts of all ranks, which are NumPy's or on one device: undo `shard`. For lse, axis is 2.
 
     Raises:
-        TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; without `uneven`,
-            an odd number of rows, of two chunks; with it, rows that are not those of `shard`.
+        TypeError, ValueError: parts is not a list of such arrays, all alike; an unknown schedule or axis; without
+            `uneven`, an odd number of rows, of two chunks; with it, rows that are not those of `shard`.
     """
     check_flags(uneven=uneven)
     check_schedule(schedule)

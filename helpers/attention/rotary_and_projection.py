@@ -1,11 +1,11 @@
-"""Attention's neighbours in a model, in kernels of their own or fused: rotary embedding and output projection.
+"""Attention's neighbours in a model, in separate kernels or fused: rotary embedding and output projection.
 
     from helpers.attention.rotary_and_projection import attention_projection, rotary
     q, k = rotary(q, k, *cos_sin(n, head_dim))                   # one pass over q and k before attention
     y = attention_projection(q, k, v, w_o, form="atomics")       # concat(heads of attention) @ w_o, in one kernel
 
-These are no stages of the ladder: their result is not attention's output. Arrays are (batch, seq, heads, head_dim), of
-NumPy or of the device.
+These are not stages of the ladder, because their result is not attention's output. Arrays are (batch, seq, heads,
+head_dim), of NumPy or of the device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FORMS = ("atomics", "all_heads")
 class Planned(NamedTuple):
     """The launches of a call that is run by hand, its arrays as they read them, and what it returns.
 
-    before: has to be called before each launch, unless it is None: it fills Y with zeros.
+    before: None, or a function to call before each launch, which fills Y with zeros.
     """
 
     compiled: CompiledPlan
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
     @property
     def launch(self) -> tuple[Any, ...]:
-        """The arguments of `helpers.xray.xray`: the first launch, should a grid have no room for all batches."""
+        """The arguments of `helpers.xray.xray`: the first launch, if a grid cannot hold all batches."""
         (launch, kernel, args), *_ = self.compiled.resolve_arguments(self.arrays)
         return kernel, launch.grid, launch.block, args, launch.shared_bytes
 
@@ -78,8 +78,8 @@ class Planned(NamedTuple):
 def cos_sin(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
     """Return (cos, sin), float32 (positions, rotary_dim / 2), of position * base^(-2 i / rotary_dim) for pair i.
 
-    Source: Su et al., RoFormer, 2021, section 3.2.2. TypeError or ValueError for a rotary_dim that is no even number
-    above 0, positions below 0, and a base that is not above 0.
+    Source: Su et al., RoFormer, 2021, section 3.2.2. TypeError or ValueError for a rotary_dim that is not an even
+    number above 0, positions below 0, and a base that is not above 0.
     """
     positions = whole_number("positions", positions, least=0)
     rotary_dim = whole_number("rotary_dim", rotary_dim)
@@ -92,7 +92,7 @@ def cos_sin(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[
 
 
 def rotary(q: Any, k: Any, cos: Any, sin: Any, **options: Any) -> tuple[Any, Any]:
-    """Rotate pairs of columns of q and k by the angles of their positions, in a pass of its own.
+    """Rotate pairs of columns of q and k by the angles of their positions, in a separate pass.
 
     Args, the options among them:
         q: (batch, seq, heads, head_dim), float32, float16 or bfloat16, of NumPy or of the device.
@@ -102,9 +102,9 @@ def rotary(q: Any, k: Any, cos: Any, sin: Any, **options: Any) -> tuple[Any, Any
             (float32: 4).
         interleaved: a pair is two neighbouring columns (GPT-J); without it column i and i + rotary_dim / 2 (Llama).
         positions: of the rows of q and of k, int32 (batch, seq) and (batch, seq_kv), or (seq,) and (seq_kv,) for all
-            batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. One that
-            cos does not have is taken for the nearest that it has.
-        in_place: q and k are changed, which must be two device arrays that need no copy.
+            batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. A position
+            outside of cos counts as the nearest one inside.
+        in_place: change q and k, which must be two device arrays that need no copy.
 
     Returns:
         (q, k) rotated, device arrays: new ones, C-contiguous; in place the same ones.
@@ -162,7 +162,7 @@ class Rotation(Call):
         if 0 in (*q.shape, *k.shape):
             raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
         if q.dtype.name not in C_NAMES:
-            raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
+            raise TypeError(f"q is {q.dtype}; expected one of {', '.join(C_NAMES)}")
         outputs = {name: Output(a.shape, a.dtype) for name, a in written.items()}
         call, changes = readable(_ROTARY_PASS, specs, outputs, self.options.checked(q.shape[-1]))
         if not in_place:
@@ -219,11 +219,11 @@ def attention_projection(q: Any, k: Any, v: Any, w_o: Any, **options: Any) -> An
 
     Returns:
         (batch, seq, columns), or (tokens, columns), float32, a device array. O is rounded to q's dtype before the
-        product, as it is where O is written; the product is not rounded.
+        product, as if O were stored; the product is not rounded.
 
     Raises:
-        TypeError: another dtype, or no array; options of the wrong type.
-        ValueError: shapes that do not fit; a form that there is not; a GPU below compute capability 8.0.
+        TypeError: another dtype, or not an array; options of the wrong type.
+        ValueError: shapes that do not match; an unknown form; a GPU below compute capability 8.0.
     """
     return run(_projection(q, k, v, w_o, **options))[..., 0, :]
 

@@ -1,10 +1,10 @@
-"""Run a call of attention of any direction: by the plan that an earlier call of its shapes left, or by a new one.
+"""Run a call of attention of any direction, with the plan of an earlier call of its shapes, or a new one.
 
     run(Attention({"q": q, "k": k, "v": v}, ForwardOptions(causal=True)))
 
-A plan holds all that does not depend on addresses: the copies that kernels need, the arrays that are returned, scratch,
-and the compiled launches. What calls of one direction have of their own is a subclass of `Call`: in calls.py,
-decoding.py, passes.py, rotary_and_projection.py and ring's modules.
+A plan contains everything that does not depend on addresses: the copies that kernels need, the returned arrays,
+scratch, and the compiled launches. Each direction has a subclass of `Call`: in calls.py, decoding.py, passes.py,
+rotary_and_projection.py and ring's modules.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Call(_Fields):
         """Check the call with arrays of these specs, then plan and compile it.
 
         Raises:
-            TypeError, ValueError: as the public function that made the call.
+            TypeError, ValueError: as for the public function that made the call.
         """
         raise NotImplementedError
 
     def check_host_arrays(self) -> None:
-        """Check what only arrays in the host's memory can be checked for, before they are copied to the device."""
+        """Check what can only be checked in host memory, before the arrays are copied to the device."""
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class Call(_Fields):
 
 
 def run(call: Call, kind: Kind | None = None) -> Any:
-    """Run a call: find its plan, or make one, and launch. kind: of the arrays, where the caller knows it.
+    """Run a call: find or make its plan, and launch. kind: that of the arrays, if the caller knows it.
 
     Arrays that a launch cannot read in place are brought to the device first; the results are then converted to the
     caller's kind of array.
@@ -117,7 +117,7 @@ def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan
     key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *kind.cache_keys(given)
     try:
         return key, _PLANS.get(key)
-    except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
+    except TypeError:  # `Call.plan` refuses options that are not hashable
         return key, None
 
 
@@ -154,9 +154,9 @@ def _via_device_arrays(call: Call) -> Any:
 
 _PLANS: Cache[Plan] = Cache()
 _COMPILED: Cache[CompiledPlan] = Cache()
-FAMILIES: Cache[Any] = Cache()  # what a direction worked out for calls that differ in shapes alone
+FAMILIES: Cache[Any] = Cache()  # results that a direction shares between calls that differ only in shapes
 _SCRATCH: dict[tuple[Any, ...], dict[str, Any]] = {}
-# Threads share scratch on a stream, and a launch reads what the one before it wrote there: none comes in between.
+# Threads share scratch on a stream, and a launch reads what the previous one wrote there: no other may come in between.
 _IN_TURN = threading.RLock()
 _NO_TURNS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -174,7 +174,7 @@ class Change(NamedTuple):
     """A copy of an input that the kernels can read.
 
     how: "copied" (C-contiguous), "negated", "int32", or "padded" with zeros to `columns` columns. whole_heads: in the
-    copy, all rows of a head lie together.
+    copy, all rows of a head are contiguous.
     """
 
     name: str
@@ -240,7 +240,7 @@ class _Kept(NamedTuple):
 
 
 class Plan:
-    """A call that has been checked, planned and compiled; each launch brings only its arrays."""
+    """A call that has been checked, planned and compiled, and that lacks only its arrays."""
 
     __slots__ = (
         *("_again", "_before", "_block_bytes", "_changes", "_columns", "_compiled", "_kept"),
@@ -263,9 +263,9 @@ class Plan:
         Args:
             compiled: None if there is no row or no key: outputs are then 0, and lse is -inf.
             inputs: the names of the call's arrays, in order. outputs: by name.
-            changes: the copies of inputs, in the order in which they are made. columns: of the results, if the launches
-                compute with padded ones; else 0.
-            before: called first, with the kind and the inputs by name. memory_hint: the first words of the message if
+            changes: the copies of inputs, in order. columns: those of the results, if the launches compute padded ones;
+                else 0.
+            before: called first, with the kind and the inputs by name. memory_hint: the beginning of the message if
                 there is no memory for scratch.
         """
         self._compiled, self._names = compiled, (*inputs, *outputs)
@@ -309,7 +309,7 @@ class Plan:
             try:
                 with _IN_TURN if len(launches) > 1 else _NO_TURNS:
                     self._launch(kind, like, [*arrays, *scratch], launches, stream)
-            except BaseException:  # Ctrl-C, on the CPU engine: what is 0 between launches may not be
+            except BaseException:  # Ctrl-C, on the CPU engine: scratch that is 0 between launches may not be
                 _SCRATCH.clear()
                 raise
             if len(self._again) < len(launches) and is_known and not kind.is_captured(stream):
@@ -355,14 +355,14 @@ class Plan:
         return compiled, {**compiled.views(named), **scratch}, outputs
 
     def _compare(self, kind: Kind, like: Any, arrays: Sequence[Any]) -> None:
-        """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
+        """Compare the arguments with the kernels' signatures, and launch: only in the first call of these kernels."""
         names = (*self._names, *self._compiled.scratch)
         with kind.on_stream_of(like):
             self._compiled.bind(self._compiled.views(zip(names, map(kind.device_array, arrays), strict=True)))()
         self._compiled.is_compared = not launches_are_replaced()
 
     def _changed(self, kind: Kind, given: Sequence[Any], stream: int) -> list[Any]:
-        """Copy the inputs that the kernels cannot read as they are."""
+        """Copy the inputs that the kernels cannot read in place."""
         changed, copies = [*given], []
         for i, change in self._changes:
             changed[i] = change(kind, changed[i])
@@ -379,7 +379,7 @@ class Plan:
         return [kind.copy(a[..., : self._columns]) if name in WITH_HEAD_DIM else a for name, a in named]
 
     def _empty_results(self, kind: Kind, given: Sequence[Any]) -> Any:
-        """Return zeros, and lse -inf or that of the sinks: there is no row, or no key."""
+        """Return zeros, and lse of -inf or the sinks': there is no row, or no key."""
         outputs, like = self._allocated(kind, given[0]), given[0]
         with kind.on_stream_of(like):
             for name, a in zip(self._returned, outputs, strict=True):
@@ -389,11 +389,11 @@ class Plan:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
-        """Find or allocate the scratch arrays, or one block for them all; return them and the launches of this call.
+        """Find or allocate the scratch arrays, or one block for all of them; return them and the launches of this call.
 
         A stage that needs some scratch to be 0 between launches shares all of its scratch with the other plans on the
-        stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
-        writes it anew, unless an earlier call has written all there is.
+        stream, until `forget`. Calls on the per-thread stream get their own scratch, and so do graphs: every replay
+        rewrites it, unless an earlier call has written all of it.
         """
         kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
         if captured and kept is not None and self._written_once and follows_calls(kept.scratch):
@@ -434,7 +434,7 @@ class Plan:
         return a
 
 
-CU_STREAM_PER_THREAD = 2  # CUDA's handle of as many streams as threads
+CU_STREAM_PER_THREAD = 2  # CUDA's handle for one stream per thread
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
-    """Convert to Python's int, also from NumPy's. Raises TypeError if it is none, ValueError if it is below `least`."""
+    """Convert to Python's int, also from NumPy's. Raises TypeError for others, ValueError if it is below `least`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} is a whole number; got {type(value).__name__} {value!r:.40}")
     if least is not None and value < least:
@@ -30,7 +30,7 @@ def check_flags(**flags: Any) -> None:
     """Raise TypeError unless each is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} is True or False; got {type(flag).__name__} {flag!r:.40}")
+            raise TypeError(f"{name} must be True or False; got {type(flag).__name__} {flag!r:.40}")
 
 
 def check_pair(name: str, pair: Any, form: str) -> None:

@@ -1,6 +1,6 @@
 """Score functions of published models, for `helpers.attention.flash_attention(q, k, v, **soft_cap(30))`.
 
-Each is text in CUDA C++, which ladder/score_mod.py writes in front of a kernel.
+Each is text in CUDA C++, which ladder/score_mod.py inserts before a kernel.
 For biases stored as arrays, ALiBi and sinks, use the arguments bias, alibi_slopes and sinks.
 """
 
@@ -21,7 +21,7 @@ def soft_cap(cap: float) -> dict[str, Any]:
     tanh(x) is 1 - 2 / (1 + exp(2 x)): two instructions of the special function units, and an error of some 1e-7 * cap.
 
     Raises:
-        TypeError, ValueError: cap is no number from 1e-30 to 1e30.
+        TypeError, ValueError: cap is not a number from 1e-30 to 1e30.
     """
     cap = finite_number("cap", cap)
     if not 1e-30 <= cap <= 1e30:
@@ -42,9 +42,8 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
 
     Args:
         table: float32 (heads, 2 * reach + 1), on the device.
-        longest: at least the rows and the keys of all calls; more are refused. Where the table reaches so far, no
-            distance is compared with its ends, and the address of each number differs from its neighbour's by a
-            constant.
+        longest: at least the rows and the keys of all calls; more are refused. If the table reaches that far, distances
+            are not clamped, and the address of each number differs from its neighbour's by a constant.
 
     Raises:
         TypeError, ValueError: a table of another kind, or with an even number of columns; longest is below 1.

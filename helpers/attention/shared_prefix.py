@@ -1,9 +1,9 @@
-"""Attention to a prefix that all sequences of a batch share, to be merged with that to each sequence's own keys.
+"""Attention to a prefix that all sequences of a batch share, merged with attention to each sequence's own keys.
 
 The tokens of all sequences are rows of one launch of 14 or, if they are many, of `flash_attention`, so that a tile of
 them reads the prefix once; with a cache of its own, each sequence would read it (Juravsky et al. 2024, "Hydragen";
 FlashInfer's cascade). The heads that share a head of K and V are rows as well. `flash_attention` gets the prefix in
-equal parts, as if each were a sequence, and kernels/14_join.cu joins all.
+equal parts, as if each were a sequence, and kernels/14_join.cu merges all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of,
 from helpers.attention.ladder.layout import bits
 from helpers.attention.passes import Join
 
-# Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so
-# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.05 to 1.5 times as fast so; fewer were
+# Up to this many rows per KV head, 14 reads the prefix; beyond, flash_attention does, in parts of at least this many
+# keys, by tiles of about this many rows. On an H200, 64 and 256 rows were 1.05 to 1.5 times as fast with it; fewer were
 # not measured.
 ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
 JOIN = "14_join.cu"
@@ -49,7 +49,7 @@ def check_prefix(
         unbounded: no window hides keys before a token's own, and no slope depends on how far a key is.
 
     Raises:
-        TypeError, ValueError: as `flash_attention_with_kvcache`.
+        TypeError, ValueError: as for `flash_attention_with_kvcache`.
     """
     if prefix_k is None or prefix_v is None:
         raise ValueError("prefix_k and prefix_v come together: each key needs its value")
@@ -57,7 +57,7 @@ def check_prefix(
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
         columns = q.shape[3]
-        if name == "prefix_v" and k_cache.shape != v_cache.shape:  # V has a head_dim of its own
+        if name == "prefix_v" and k_cache.shape != v_cache.shape:  # V has its own head_dim
             columns = v_cache.shape[3]
         wanted = k_cache.shape[2], columns
         if len(a.shape) != 3 or tuple(a.shape)[1:] != wanted:
@@ -86,7 +86,7 @@ def check_prefix(
 def packed(q: Any, kv_heads: int) -> Any:
     """Copy q, a device array (batch, seq_q, heads, head_dim), to (1, batch seq_q heads / kv_heads, kv_heads, head_dim).
 
-    Each row is a token and one of the heads that share a head of K and V.
+    Each row is a token and one of the heads that share a KV head.
     """
     batch, tokens, heads, head_dim = q.shape
     rows = bits(q).reshape(batch * tokens, kv_heads, heads // kv_heads, head_dim).swapaxes(1, 2)
@@ -124,7 +124,7 @@ def join_prefix(
         keys, values = (there[name][None] for name in NAMES)
         batch, tokens, heads, head_dim = there["q"].shape
         kv_heads, own_dims = keys.shape[2], keys.shape[-1] != values.shape[-1]
-        if by_parts is not None and own_dims:  # only 14 takes a V of another head_dim
+        if by_parts is not None and own_dims:  # only 14 supports a V with another head_dim
             keys, values = map(device.cp.ascontiguousarray, (keys, values))
         in_place = keys.flags.c_contiguous and values.flags.c_contiguous
         in_place &= keys.shape[-1] * keys.dtype.itemsize % 16 == 0
@@ -147,7 +147,7 @@ def join_prefix(
 
 
 def stage_of(dtype: np.dtype, head_dim: int, *, functions: bool) -> str | None:
-    """Return the stage that reads a prefix: hopper where that was measured, else None, so that flash_attention chooses.
+    """Return the stage that reads a prefix: hopper if it was faster, else None, so that flash_attention chooses.
 
     On an H200, a call was 1.02 to 1.27 times as fast by hopper as by flash_mma, with 64 and 256 rows of head_dim 128.
     """
@@ -156,7 +156,7 @@ def stage_of(dtype: np.dtype, head_dim: int, *, functions: bool) -> str | None:
 
 
 def parts_of(keys: int, rows: int, kv_heads: int) -> int:
-    """Return into how many equal parts a prefix is cut for `flash_attention`, so that they fill the multiprocessors."""
+    """Return how many equal parts a prefix is cut into for `flash_attention`, so that they fill the multiprocessors."""
     blocks = max(kv_heads * -(-rows // TILE_ROWS), 1)
     wanted = min(limits.multiprocessors() // blocks, keys // KEYS_OF_A_PART)
     return next((parts for parts in range(wanted, 1, -1) if keys % parts == 0), 1)

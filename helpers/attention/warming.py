@@ -66,29 +66,29 @@ def warm_up(
     mod_args: Mapping[str, Any] | None = None,
     stage: str | int | None = None,
 ) -> int:
-    """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
+    """Compile what calls of this kind need, of any lengths, in parallel: for a server, before its first request.
 
-    What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes or sinks are not among these, nor, but for decoding, those with a
-    rotary embedding or functions of scores.
+    A first call would wait for the compiler, for seconds. CuPy keeps the kernels on disk, so that the next process
+    loads them. Calls with a bias, slopes or sinks are not covered, nor, except in decoding, those with a rotary
+    embedding or functions of scores.
 
     Args:
-        heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
+        heads, kv_heads, head_dim: heads of q, of k and v (by default as many), elements of a row.
         dtype: q's, by name, float8_e4m3fn too, whose results are bfloat16. gradients: also what
-            flash_attention_backward needs. packed: as flash_attention_varlen has them.
+            flash_attention_backward needs. packed: calls of flash_attention_varlen.
         decoding: what flash_attention_with_kvcache needs, for any number of sequences and of new tokens, in place of
             what flash_attention needs. paged: its cache is in pages; all page_sizes that are powers of two have the
             same kernels, and all others have others. cache_dtype: the cache's, if it is not q's. v_head_dim: V's, if it
             is not K's. rotary_dim: of a rotary embedding by tables in float32, whose pairs are not interleaved. tree:
             calls with a tree, in place of those without. prefix: also what one that all sequences share needs.
-            score_mod, mask_mod, mod_args: of the calls; of arrays the dtypes count.
-        The others: as flash_attention and flash_attention_backward have them; stage is the forward's or the decoder's.
+            score_mod, mask_mod, mod_args: of the calls; of arrays the dtypes count. The others: as flash_attention and
+            flash_attention_backward take them; stage is the forward's or the decoder's.
 
     Returns:
-        How many kernel files, each with one set of sizes, were compiled, or were there already.
+        How many kernel files, each with one set of sizes, were compiled, or existed already.
 
     Raises:
-        TypeError, ValueError: as flash_attention or flash_attention_with_kvcache; an option of the other of these two.
+        TypeError, ValueError: as for flash_attention or flash_attention_with_kvcache; an option of the other one.
     """
     heads, head_dim = whole_number("heads", heads, least=1), whole_number("head_dim", head_dim, least=1)
     kv_heads = heads if kv_heads is None else whole_number("kv_heads", kv_heads, least=1)
@@ -138,7 +138,7 @@ def _attention_jobs(
     """List the builds of calls with these options: which stage, with which sizes, depends on the lengths."""
     jobs: Jobs = {}
     columns = calls.whole_chunks(head_dim, dtype.itemsize)
-    shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
+    shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is this many times as long as the mean
     for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
         lead = (sequences * rows,) if packed else (sequences, rows)
         kv_lead = (sequences * keys,) if packed else (sequences, keys)

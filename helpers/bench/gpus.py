@@ -45,7 +45,7 @@ def problems(record: Any, file: str | None = None) -> list[str]:
     """List what prevents a record from being committed, a sentence each.
 
     Args:
-        record: the content of the JSON file. file: its name, if that is to be checked.
+        record: the content of the JSON file. file: its name, if that should be checked.
     """
     if not isinstance(record, Mapping) or {"device", "how", "results", "notes"} - set(record):
         return ['it is no record of `bench --json`: "device", "how", "results" and "notes" are needed']

@@ -77,7 +77,7 @@ def progress() -> int:
 
 @contextlib.contextmanager
 def variables_refused():
-    """Raise Problem where a variable of the environment, such as COURSE_DEVICE, has a value that it cannot have."""
+    """Raise Problem if an environment variable, such as COURSE_DEVICE, has an invalid value."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -269,8 +269,8 @@ def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_o
         ax.text((x0 + x1) / 2, (y0 + y1) / 2, name, **label)
 
 
-# The marks of `helpers.bench.studies.backward_timeline` that are drawn. "opened" is no mark but when the later consumer
-# has stored its dS: a clock read right after `bar.sync` does not wait for the barrier.
+# The marks of `helpers.bench.studies.backward_timeline` that are drawn. "opened" is derived from two marks, the
+# consumers' "ds_stored": a clock read right after `bar.sync` does not wait for the barrier.
 _MARKS = {"q_there": 1, "do_there": 2, "s_there": 3, "weights": 4, "dp_there": 5, "ds_stored": 6, "dq_there": 8}
 _MARKS |= {"dq_stored": 10, "ends": 11}
 # Issued, and known to be done.

@@ -128,7 +128,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt. kernels: those that are not templates. with_algorithm: std::min is to be found."""
+    """One attempt. kernels: those that are not templates. with_algorithm: include <algorithm>, for std::min."""
 
     recipe: Recipe
     uses_libraries: bool  # includes CUB, libcu++ or Thrust

@@ -365,7 +365,7 @@ def _issues_of_locals(
 
     The latter is a single issue, at the write that shows it. others: the names of all arrays that no thread owns.
     """
-    # Once per kernel and form of launch: the code decides, and the arrays' values seldom matter.
+    # Searched once per kernel and form of launch: the code decides, and the arrays' values seldom matter.
     grid, block, args, shared_mem = launch
     scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
     form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))

@@ -458,8 +458,8 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()
-    # Folders of the user's, and options that affect only the source's functions: the headers' functions leave no local
-    # unset.
+    # Without the user's folders, and without options that change nothing in the headers' functions: these set all of
+    # their locals.
     options = [
         option
         for option in options

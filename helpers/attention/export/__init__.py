@@ -2,5 +2,5 @@
 
     python3 helpers/course.py export flash_mma --causal -o flash.py
 
-Launches and arguments are those that the stage plans (plan.py, with sizes that remember their names: sizes.py).
+Launches and arguments come from the stage's own plan (plan.py, with sizes that remember their names: sizes.py).
 """

@@ -78,7 +78,7 @@ def stage_of(name: str) -> Stage:
 
 
 def here() -> Limits:
-    """Return the limits of this machine's GPU; without one sm_90's, which the CPU engine has too."""
+    """Return the limits of this machine's GPU; without one, sm_90's, which are also the CPU engine's."""
     if not device.ON_GPU:
         return TARGETS["sm_90"]
     from helpers.attention.ladder import limits
@@ -90,7 +90,7 @@ def export(words: Sequence[str]) -> str:
     """Render the file that a command line asks for.
 
     Raises:
-        CannotExport: see `helpers.attention.export.plan.plan`; or sizes that do not fit each other.
+        CannotExport: see `helpers.attention.export.plan.plan`; or sizes that do not match.
         SystemExit: argparse refuses the command line.
     """
     given = parser().parse_args(words)

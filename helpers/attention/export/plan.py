@@ -1,7 +1,7 @@
-"""Plan an exported file: a stage's launches, with the sizes of a call as names in place of numbers.
+"""Plan an exported file: a stage's launches, with the sizes of a call as names instead of numbers.
 
-The stage's own planner runs twice, on two sets of sizes that remember how they were computed. What is the same both
-times is a constant; what differs has to be one of the sizes, or computed from them, and else the export is refused.
+The stage's own planner runs twice, on two sets of sizes that remember how they were computed. Values that are equal
+both times are constants; those that differ must be sizes, or be computed from them, or else the export is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from helpers.attention.ladder.tiles import KB
 from helpers.engine.cuda_source import signatures
 from helpers.engine.cuda_source.signatures import dtype_of
 
-# Shared memory of a block, and multiprocessors of a large GPU, by compute capability.
+# Shared memory per block, and multiprocessors of a large GPU, by compute capability.
 TARGETS: Mapping[str, Limits] = {
     "sm_75": Limits(64 * KB, 40, 75),
     "sm_80": Limits(163 * KB, 108, 80),
@@ -40,12 +40,12 @@ HEADERS = {"cuda_fp16.h", "cuda_bf16.h", "mma.h"}
 NAMES = ("batch", "heads", "kv_heads", "n", "n_kv")
 _PROBES = ((7, 22, 11, 5003, 6007), (5, 26, 13, 4801, 7001))
 _SCALES = (0.0625, 0.125)
-_LONG = 8192  # rows and keys of the call by which a variant's tiles are chosen
+_LONG = 8192  # rows and keys of the call that chooses a variant's tiles
 BACKWARD_ARRAYS = ("do", "dq", "dk", "dv")
 
 
 class CannotExport(ValueError):
-    """A stage or an option that no single file can have; the message says why."""
+    """A stage or an option that cannot be exported to a single file; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Request:
 
     @property
     def step(self) -> int | None:
-        """The exponent of the step from 1 to the next number of a half type, 2**step; None for float32."""
+        """The exponent of a half type's spacing above 1, 2**step; None for float32."""
         return {"float16": -10, "bfloat16": -7}.get(self.dtype)
 
     @property
@@ -119,7 +119,7 @@ class Field:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """Sizes that the argument depends on, its fields' included."""
+        """The sizes that the argument depends on, including its fields'."""
         return tuple(tree for field in self.fields for tree in field.trees) + ((self.tree,) if self.tree else ())
 
 
@@ -139,7 +139,7 @@ class Struct:
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """One launch, or one for each head. kernel: as the compiler names it, with the type of an instance."""
+    """One launch, or one per head. kernel: as the compiler names it, with an instance's type."""
 
     kernel: str
     grid: tuple[Tree, ...]
@@ -151,7 +151,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an exported file launches.
+    """Everything that an exported file launches.
 
     defines: the -D options. files: the kernels' source files. scratch: name -> (shape, dtype) of arrays used between
         launches. structs: parameter name -> struct.
@@ -176,7 +176,7 @@ class Plan:
 
     @property
     def mapped_dtype(self) -> str:
-        """The dtype that all of `maps` have."""
+        """The common dtype of all `maps`."""
         (dtype,) = {self.scratch[name][1].name if name in self.scratch else self.request.dtype for name in self.maps}
         return dtype
 
@@ -194,7 +194,7 @@ class Plan:
 
     @property
     def wmma(self) -> bool:
-        """True if the kernel includes mma.h, which includes a header that CuPy does not look for."""
+        """True if the kernel includes mma.h, which includes a header that CuPy does not pass to NVRTC."""
         return "<mma.h>" in kernel.source(self.request.stage.file)
 
     @property
@@ -211,7 +211,7 @@ class Plan:
 
     @property
     def kernels(self) -> list[str]:
-        """The kernels by name; the instances alone where there are some."""
+        """The kernels by name; only the instances if there are some."""
         return self.templates or [launch.kernel for launch in self.launches]
 
     @property
@@ -243,8 +243,8 @@ def plan(request: Request) -> Plan:
     """Plan the launches of a stage for calls of any size.
 
     Raises:
-        CannotExport: the stage cannot do what is asked, on that GPU or at all; or it does something that no argument of
-            an exported file is known for.
+        CannotExport: the stage does not support the request, on that GPU or at all; or needs an argument that exported
+            files cannot express.
     """
     stage = request.stage
     if request.backward and request.return_lse:
@@ -264,7 +264,7 @@ def plan(request: Request) -> Plan:
         defines = dict(stage.defines(request.head_dim))
         long = dict(zip(NAMES, (1, 16, 16, _LONG, _LONG), strict=True))
         defines.update(stage.variant(call_of(request, long, 1.0)))
-        defines.pop("PERSISTENT", None)  # for a grid by the GPU's multiprocessors, which a file does not know
+        defines.pop("PERSISTENT", None)  # for a grid sized by the GPU's multiprocessors, which a file does not know
     sizes = {name: Size.constant(name, size) for name, size in defines.items()}
     probes = [_Probe(request, sizes, numbers, scale) for numbers, scale in zip(_PROBES, _SCALES, strict=True)]
     return _explain(request, defines, *probes)
@@ -282,7 +282,7 @@ class _Probe:
         if "gqa" not in request.stage.features:
             named["kv_heads"] = named["heads"]
         self.call = call_of(request, named, scale)
-        blocks = request.target.multiprocessors + self.numbers["batch"]  # another number in each probe
+        blocks = request.target.multiprocessors + self.numbers["batch"]  # differs between the probes
         multiprocessors = Size.named("multiprocessors", blocks)
         with limits.pretend_gpu(request.target._replace(multiprocessors=multiprocessors)):
             self.launches = list(request.stage.launches(request.stage, self.call, sizes))
@@ -294,7 +294,7 @@ class _Probe:
 
 
 def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
-    """Make a call of these sizes. No two of its arrays have the same strides."""
+    """Make a call with these sizes. No two of its arrays have the same strides."""
     batch, heads, kv_heads, n, n_kv = (named[name] for name in NAMES)
     d, dtype = request.head_dim, dtype_of(request.dtype)
     rows = {name: (batch, heads, n, d) for name in ("q", "o", "do", "dq")}
@@ -319,7 +319,7 @@ def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
 
 
 def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Plan:
-    """Combine what both probes planned; a number that differs becomes a size by name."""
+    """Combine the two probes' plans; a number that differs becomes a size by name."""
     if any(isinstance(arg, Part) for launch in a.launches for arg in launch.args):
         pairs = [(_one_of_all_heads(request, a), _one_of_all_heads(request, b))]
     else:
@@ -367,7 +367,7 @@ def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe)
 
 
 def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
-    """Return the first head's launch of a stage that launches for each head, if the others differ in the head alone."""
+    """Return the first head's launch of a stage that launches per head, if the others differ only in the head."""
     heads = list(np.ndindex(probe.numbers["batch"], probe.numbers["heads"]))
     first, same = probe.launches[0], len(heads) == len(probe.launches)
     for head, launch in zip(heads, probe.launches, strict=False):
@@ -381,7 +381,7 @@ def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
 
 
 def _size(x: int, y: int, a: _Probe, b: _Probe, where: str) -> Tree:
-    """Find the tree of a size that is x in one probe and y in the other. CannotExport if there is none."""
+    """Find the tree of a size that is x in one probe and y in the other. Raises CannotExport if there is none."""
     tree = tree_of(x)
     if _agrees(tree, x, y, a, b):
         return tree

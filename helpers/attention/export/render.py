@@ -1,8 +1,8 @@
 """Render a stage as one file from the templates: for CuPy, for PyTorch, or for nvcc.
 
 templates/ holds each file as it will read: cupy.py.jinja and torch.py.jinja, both inside python.py.jinja, which repeats
-launches.py.jinja for each plan; and nvcc.cu.jinja. Here is what a template cannot say by itself: the sizes of launches
-as Python and as C++, and where a line longer than 120 characters is broken.
+launches.py.jinja for each plan; and nvcc.cu.jinja. This module has what a template cannot express: the sizes of
+launches as Python and as C++, and line breaks after 120 characters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def for_cupy(request: Request, sizes: Sizes) -> str:
     """Render the Python file for CuPy's arrays, which checks itself against NumPy.
 
     Raises:
-        CannotExport: see `helpers.attention.export.plan.plan`; so too for the other forms.
+        CannotExport: see `helpers.attention.export.plan.plan`; the same for the other forms.
     """
     return _python("cupy.py.jinja", plan(request), sizes)
 
@@ -56,11 +56,11 @@ def for_cupy(request: Request, sizes: Sizes) -> str:
 def for_torch(request: Request, sizes: Sizes) -> str:
     """Render the Python file for PyTorch's tensors, which checks itself against PyTorch's math attention.
 
-    A stage of the forward comes with the last stage of the backward that has its gradients, and the other way round.
-    CuPy compiles the kernels and launches them, on PyTorch's current stream; all memory is of PyTorch's allocator.
+    A forward stage comes with the last backward stage that has its gradients, and vice versa. CuPy compiles the kernels
+    and launches them, on PyTorch's current stream; all memory comes from PyTorch's allocator.
 
     Raises:
-        CannotExport: see `for_cupy`; or no stage of the forward keeps the lse that a backward starts from.
+        CannotExport: see `for_cupy`; or no forward stage keeps the lse that a backward pass needs.
     """
     forward, backward = _both(request)
     return _python("torch.py.jinja", forward, sizes, backward=backward, with_lse=request.return_lse)
@@ -98,7 +98,7 @@ _ARRAYS = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
 
 
 def _python(template: str, planned: Plan, sizes: Sizes, *, backward: Plan | None = None, **more: Any) -> str:
-    dtypes: dict[np.dtype, str] = {}  # those of the forward are the backward's too
+    dtypes: dict[np.dtype, str] = {}  # the forward's are also the backward's
     return _render(
         template,
         planned,
@@ -141,7 +141,7 @@ def _shape(request: Request, rows: str, heads: str) -> str:
 
 
 def _both(request: Request) -> tuple[Plan, Plan | None]:
-    """Plan the forward, which keeps lse if there is a backward; and the backward, if there is one."""
+    """Plan the forward pass, which keeps lse if there is a backward pass; and the backward pass, if there is one."""
     if request.backward:
         backward = plan(replace(request, return_lse=False))
         forward = _last(FORWARD, replace(request, return_lse=True, deterministic=False))
@@ -158,7 +158,7 @@ def _both(request: Request) -> tuple[Plan, Plan | None]:
 
 
 def _last(stages: Mapping[str, Stage], request: Request) -> Plan | None:
-    """Plan the request by the last of the stages that can be exported for it."""
+    """Plan the request with the last of these stages that can be exported for it."""
     for stage in reversed(stages.values()):
         try:
             return plan(replace(request, stage=stage))
@@ -167,7 +167,7 @@ def _last(stages: Mapping[str, Stage], request: Request) -> Plan | None:
     return None
 
 
-# ---- what all forms say
+# ---- common to all forms
 
 
 def _about(planned: Plan) -> list[str]:
@@ -196,13 +196,13 @@ def _about(planned: Plan) -> list[str]:
 
 
 def _licence() -> list[str]:
-    """Return two lines: the licence's name and whose it is."""
+    """Return two lines: the licence's name and its holder."""
     owner = re.search(r"^Copyright.*$", (_ROOT / "LICENSE").read_text(encoding="utf-8"), re.M)
     return ["SPDX-License-Identifier: MIT", owner.group(0) if owner else ""]
 
 
 def _kernel_text(*files: str) -> str:
-    """Paste the kernels' files and their headers together, each once, without what only the pasting needs."""
+    """Paste the kernels' files and their headers together, each once, without what only pasting needs."""
     first, *others = files
     text = kernel.source(first)
     if others:
@@ -219,7 +219,7 @@ def _kernel_text(*files: str) -> str:
 
 
 def _window(request: Request, before: str, after: str, both: str) -> str:
-    """Write the condition of a window. before, after: its two sides, "%d" for how many keys; both: what joins them."""
+    """Write the condition of a window. before, after: its two sides, "%d" for a number of keys; both: joins them."""
     left, right = request.window
     sides = [form % size for form, size in ((before, left), (after, right)) if size >= 0]
     sides = [re.sub(" [+-] 0$", "", side) for side in sides]
@@ -234,7 +234,7 @@ def _fields(
     brackets: str = "()",
     comment: str = "#",
 ) -> list[str]:
-    """Write the values of a struct's fields, one a line, with the field's name where the value does not say it."""
+    """Write the values of a struct's fields, one a line, with the field's name if the value does not show it."""
     lines = []
     for field in fields:
         if field.kind == "struct":
@@ -260,9 +260,9 @@ def _value(field: Field, tree: Callable[[Tree], str], rows: Mapping[str, str]) -
 
 
 def _fit(opening: str, items: Iterable[str], closing: str, *, call: bool = False) -> str:
-    """Lay out what stands in brackets as ruff does: on one line if it fits, else an item a line.
+    """Lay out the contents of brackets like ruff: on one line if they fit, else one item a line.
 
-    call: arguments, which may also stand together on a line of their own.
+    call: the items are arguments, which may also share a separate line.
     """
     items = list(items)
     inside, indent = ", ".join(items), re.match(" *", opening).group(0)
@@ -283,7 +283,7 @@ def _defines(planned: Plan) -> str:
 
 
 def _struct_dtypes(planned: Plan, done: dict[np.dtype, str]) -> list[str]:
-    """Define the dtypes of the structs, but for those that are done, by their constants' names."""
+    """Define the dtypes of the structs that are not defined yet, by their constants' names."""
     lines = []
     for struct in planned.structs.values():
         lines += _dtypes(struct.dtype, _constant(struct.type), done)
@@ -327,7 +327,7 @@ def _unpacked(planned: Plan) -> list[tuple[str, str]]:
 
 
 def _launches(planned: Plan, prefix: str) -> str:
-    """Write the launches. prefix: of the module that has the kernels."""
+    """Write the launches. prefix: that of the module with the kernels."""
     lines = []
     for launch in planned.launches:
         indent = "    "
@@ -379,7 +379,7 @@ def _elements(trees: Iterable[Tree]) -> str:
 
 
 def _geometry(launch: PlannedLaunch) -> str:
-    """Write what stands between <<< and >>>."""
+    """Write the text between <<< and >>>."""
     shared = [str(launch.shared_bytes)] if launch.shared_bytes else []
     return ", ".join([f"dim3({', '.join(map(cpp, launch.grid))})", cpp(launch.block[0]), *shared])
 
@@ -391,7 +391,7 @@ def _cpp_argument(arg: Argument) -> str:
         return "nullptr"
     if arg.kind == "int":
         return cpp(arg.tree)
-    return "do_" if arg.name == "do" else arg.name  # `do` is a word of C++
+    return "do_" if arg.name == "do" else arg.name  # `do` is a C++ keyword
 
 
 _TEMPLATES = jinja2.Environment(
@@ -401,7 +401,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
     auto_reload=False,
-    finalize=lambda value: value.rstrip("\n") if isinstance(value, str) else value,  # its line in the template ends it
+    finalize=lambda value: value.rstrip("\n") if isinstance(value, str) else value,  # the template ends it
 )
 _TEMPLATES.globals |= {
     "fit": _fit,

@@ -13,7 +13,7 @@ from typing import Any
 # ("name", a variable), ("constant", its name, its value), ("number", a value), (an operator, tree, tree), ("neg", tree)
 Tree = tuple[Any, ...]
 
-_OPERATORS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {  # precedence, and what it computes
+_OPERATORS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {  # precedence, and the operation
     "+": (1, lambda a, b: a + b),
     "-": (1, lambda a, b: a - b),
     "*": (2, lambda a, b: a * b),
@@ -23,9 +23,9 @@ _UNARY = 3
 
 
 class Size(int):
-    """An int with the tree of its computation, as have its sums, differences, products and quotients.
+    """An int with the tree of its computation; so are its sums, differences, products and quotients.
 
-    tree: a computation of constants alone is a number again: 32 * WARPS is 128, and so it is printed.
+    tree: a computation of constants only is a number again: 32 * WARPS is 128, and printed as such.
     """
 
     tree: Tree
@@ -86,7 +86,7 @@ def names(tree: Tree) -> set[str]:
 
 
 def value(tree: Tree, variables: Mapping[str, int]) -> int:
-    """Evaluate a tree for other values of the variables. KeyError for a name that is not among them."""
+    """Evaluate a tree for other values of the variables. Raises KeyError for an unknown name."""
     kind = tree[0]
     if kind == "name":
         return variables[tree[1]]

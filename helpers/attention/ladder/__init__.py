@@ -4,7 +4,7 @@ output, BACKWARD those that compute gradients.
     from helpers.attention.ladder import FORWARD, LADDER
     o = LADDER["online_softmax"](q, k, v)
 
-For models, which hold (batch, seq, heads, head_dim), see `helpers.attention`.
+For models, whose arrays are (batch, seq, heads, head_dim), see `helpers.attention`.
 """
 
 from helpers.attention.ladder.plan import Rung

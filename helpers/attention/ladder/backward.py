@@ -1,4 +1,4 @@
-"""Call a stage that computes gradients, as `Rung.prepare` and `Rung.plan` call a forward.
+"""Call a stage that computes gradients, like `Rung.prepare` and `Rung.plan` call a forward stage.
 
     run, (dq, dk, dv) = backward.prepare(BACKWARD["backward"], do, q, k, v, o, lse, causal=True)
 
@@ -21,12 +21,12 @@ from helpers.attention.ladder.stage import Stage
 def prepare(
     stage: Stage, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **options: Any
 ) -> tuple[Callable[[], None], tuple[Any, Any, Any]]:
-    """Do all but launch: return a function that launches, and the arrays that it writes, filled with NaN until then.
+    """Do everything except launch: return a function that launches, and the arrays that it writes, filled with NaN.
 
     Args: see `plan`.
 
     Raises:
-        TypeError, ValueError: as `Rung.__call__`.
+        TypeError, ValueError: as for `Rung.__call__`.
     """
     ready, arrays, gradients = plan(stage, do, q, k, v, o, lse, **options)
     return ready.bind(arrays), gradients
@@ -59,7 +59,7 @@ def plan(
     """Plan: return the launches, the arrays by name, and (dq, dk, dv), which are among them.
 
     Args:
-        do, o: the gradient of the output and the output, as q. lse: as the forward returns it.
+        do, o: the gradient of the output and the output, like q. lse: from the forward pass.
         deterministic: the same bits in every run.
         score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: see
             `helpers.attention.flash_attention_backward`. cu_seqlens, source, sizes: see `Rung.plan`.

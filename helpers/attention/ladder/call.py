@@ -1,7 +1,7 @@
-"""A call of attention: its checks, each made once and here, and what is left of it that a launch depends on.
+"""A call of attention: its checks, each made once and here, and everything that a launch depends on.
 
 There are two layouts. A stage takes (rows, head_dim), with up to two axes of heads before it, as the papers write it;
-models hold (batch, seq, heads, head_dim), or (tokens, heads, head_dim) with packed sequences. Each has its check.
+models have (batch, seq, heads, head_dim), or (tokens, heads, head_dim) with packed sequences. Each has its check.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels ad
 
 
 class Options:
-    """A caller's arguments but for the arrays, as they were given. The variants are tuples.
+    """A caller's arguments except the arrays, as given. The variants are tuples.
 
-    window comes first in each. stage: by name or number; None for the last that can do the call. mod: the caller's
+    window comes first in each. stage: by name or number; None for the last that supports the call. mod: the caller's
     functions of scores.
     """
 
@@ -46,7 +46,7 @@ class Options:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for options that mean the same. True and 1 are equal, so types belong to it: causal=1 is an error."""
+        """Equal for options with the same meaning. It includes types, because True == 1 and causal=1 is an error."""
         window, *others = self
         return *others, *map(type, self), window if window is None else repr(window)
 
@@ -54,17 +54,17 @@ class Options:
         """Return the same options with the mask as (left, right), -1 for unlimited, and the scale as a float.
 
         Raises:
-            TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
+            TypeError, ValueError: as for `mask_window` and `softmax_scale_of`.
         """
         window = mask_window(self.window, self.causal)
         scale = softmax_scale_of(self.softmax_scale, head_dim)
         return self._replace(causal=False, window=window, softmax_scale=scale)
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """List what a stage must be able to do, as `Stage.why_not` takes it, for arrays (..., heads, rows, head_dim).
+        """List what a stage must support, for `Stage.why_not`, for arrays (..., heads, rows, head_dim).
 
         Raises:
-            TypeError, ValueError: as `mask_window`.
+            TypeError, ValueError: as for `mask_window`.
         """
         mask_window(self.window, self.causal)
         return {
@@ -90,7 +90,7 @@ class _Forward(NamedTuple):
 
 
 class ForwardOptions(Options, _Forward):
-    """Options of a forward. out: the name of the output's dtype; empty for q's, or for the first that the stage has."""
+    """Options of a forward call. out: the output's dtype; empty for q's, or for the stage's first."""
 
     __slots__ = ()
     deterministic: ClassVar[bool] = False
@@ -112,8 +112,7 @@ class _Backward(NamedTuple):
 
 
 class BackwardOptions(Options, _Backward):
-    """Options of a backward. deterministic: the same bits in every run. out: the name of the gradients' dtype,
-    empty for that of q."""
+    """Options of a backward. deterministic: the same bits in every run. out: the gradients' dtype; empty for q's."""
 
     __slots__ = ()
     return_lse: ClassVar[bool] = False
@@ -147,14 +146,14 @@ class DecodeOptions(Options, _Decode):
 
 
 class Call(NamedTuple):
-    """One call, after every check: all that a launch depends on, except addresses.
+    """One call, after every check: everything that a launch depends on, except addresses.
 
     arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d); of a backward also do, dq, dk
-        and dv, shaped as o, q, k and v. lse: (batch, heads, N), and cu_seqlens_q and cu_seqlens_k: (sequences + 1,),
-        where there are such. Where sequences are packed, the tokens of all of them are along N, and batch is 1.
+        and dv, shaped as o, q, k and v. If present, lse: (batch, heads, N), and cu_seqlens_q and cu_seqlens_k:
+        (sequences + 1,). If sequences are packed, the tokens of all of them are along N, and batch is 1.
     window: (left, right), -1 for unlimited. rows, keys: of q and of k, in the longest sequence; a forward's launches do
         not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
-    deterministic: the gradients are the same to the bit in every run.
+    deterministic: the gradients have the same bits in every run.
     rotary_interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2). The
         arrays of helpers.attention.ladder.extras are among the others. mod: the functions of scores, or None.
     """
@@ -180,11 +179,11 @@ class Call(NamedTuple):
         """Make the call of these arrays; the extra inputs are checked here.
 
         Args:
-            arrays: those with a head_dim have four axes. options: as `Options.checked` returns them.
-            longest: rows and keys of the longest sequence, where they are packed; keys may be left out in a forward.
+            arrays: those with a head_dim have four axes. options: from `Options.checked`.
+            longest: rows and keys of the longest sequence, if they are packed; a forward call may leave out the keys.
 
         Raises:
-            TypeError, ValueError: an extra input does not fit q and k.
+            TypeError, ValueError: an extra input does not match q and k.
         """
         q, k = arrays["q"].shape, arrays["k"].shape
         packed = "cu_seqlens_q" in arrays
@@ -217,7 +216,7 @@ class Call(NamedTuple):
 
     @property
     def uneven(self) -> bool:
-        """True if the mask leaves half of the blocks less than half of the work, as a causal one does."""
+        """True if the mask, such as a causal one, leaves half of the blocks with less than half of the work."""
         return (self.window[0] < 0) != (self.window[1] < 0)
 
 
@@ -233,7 +232,7 @@ def softmax_scale_of(softmax_scale: float | None, head_dim: int) -> float:
     if not number:
         got = f"{type(softmax_scale).__name__} {softmax_scale!r:.40}"
         raise TypeError(f"softmax_scale is a number, or None for 1 / sqrt(head_dim); got {got}")
-    if not abs(softmax_scale) <= float(np.finfo(np.float32).max):  # NaN compares as False
+    if not abs(softmax_scale) <= float(np.finfo(np.float32).max):  # also true for NaN
         raise ValueError(f"softmax_scale = {softmax_scale}; a finite float32 is needed")
     return float(softmax_scale)
 
@@ -258,7 +257,7 @@ def _pair(window: Any) -> tuple[int, int]:
     return int(window[0]), int(window[1])
 
 
-# ---- arrays as a stage takes them
+# ---- arrays in stages' layout
 
 
 def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any, *, empty: bool = False) -> None:
@@ -332,7 +331,7 @@ def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[in
         raise ValueError(f"lse has shape {lse.shape}; {tuple(lse_shape)} is needed, as the forward returns it")
 
 
-# ---- arrays as models have them
+# ---- arrays in models' layout
 
 BATCHED = ("batch", "seq", "heads", "head_dim")
 PACKED = ("tokens", "heads", "head_dim")
@@ -340,7 +339,7 @@ CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")  # by name, with packed sequences
 
 
 def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
-    """Raise TypeError or ValueError unless q, k and v, arrays or specs, have these axes and fit each other.
+    """Raise TypeError or ValueError unless q, k and v, arrays or specs, have these axes and match.
 
     The batch, the rows and the keys may be empty.
     """
@@ -373,7 +372,7 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
 
 
 def _if_exchanged(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """Ask, in a message, whether rows and heads were exchanged, if the heads would fit then; prefer few heads."""
+    """Ask, in a message, whether rows and heads were exchanged, if the heads would match then; prefer few heads."""
     kinds = (q[-3], k[-3], "q, k and v"), (q[-2], k[-3], "k and v"), (q[-3], k[-2], "q")
     fit = [(heads, name) for heads, kv_heads, name in kinds if heads and kv_heads and not heads % kv_heads]
     return f". Swap axes {len(q) - 3} and {len(q) - 2} of {min(fit, key=lambda one: one[0])[1]}?" if fit else ""

@@ -1,6 +1,6 @@
 """Extra inputs of a call: a bias on the scores, ALiBi, sinks, and the rotary embedding of q and k.
 
-Here are their checks, and the arrays as a kernel reads them. The definitions are in
+This module checks them, and converts them to a kernel's form. The definitions are in
 `helpers.attention.reference.attention`.
 """
 
@@ -33,10 +33,10 @@ def extra_inputs(
     k_descale: Any = None,
     v_descale: Any = None,
 ) -> dict[str, Any]:
-    """Collect the extra inputs that are given, by the names of `NAMES`.
+    """Collect the given extra inputs, by the names of `NAMES`.
 
     Raises:
-        TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
+        TypeError: rotary_interleaved is not a bool; rotary_positions is not a pair; an argument is not an array.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
     no_array = bias is alibi_slopes is sinks is rotary_cos is rotary_sin is rotary_positions is None
@@ -64,7 +64,7 @@ def extra_inputs(
 
 
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """List what a stage must be able to do for these arrays, as `Stage.why_not` takes it; empty without extras."""
+    """List what a stage must support for these arrays, for `Stage.why_not`; empty without extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
     functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
     descales = [name for name in DESCALES if name in arrays]
@@ -94,12 +94,12 @@ def check_positions(arrays: Mapping[str, Any]) -> None:
 def as_kernels_read(
     arrays: Mapping[str, Spec], *, sequences: int, packed: bool = False, longest_k: int | None = None
 ) -> dict[str, Spec]:
-    """Give the extra inputs the axes that a kernel reads them by.
+    """Give the extra inputs the axes that a kernel expects.
 
     Args:
-        arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed, batch is 1 and
+        arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); if sequences are packed, batch is 1 and
             the tokens of all are along N. And any of `NAMES`.
-        sequences: batch, or how many are packed. longest_k: keys of the longest of them, where that is known.
+        sequences: batch, or the number of packed ones. longest_k: keys of the longest of them, if known.
 
     Returns:
         By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); sinks
@@ -107,8 +107,9 @@ def as_kernels_read(
         N_kv).
 
     Raises:
-        TypeError: a dtype that is not one of those asked for.
-        ValueError: a shape that does not fit the call; a position outside of the tables, as far as the host knows them.
+        TypeError: an unsupported dtype.
+        ValueError: a shape that does not match the call; a position outside of the tables, as far as the host knows
+            them.
     """
     q, k = arrays["q"], arrays["k"]
     (batch, heads, n, head_dim), n_kv = q.shape, k.shape[2]
@@ -176,7 +177,7 @@ def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) ->
 
 
 def _check_descale(name: str, a: Spec, of_heads: tuple[int, int], blocks: int | None) -> None:
-    """Refuse descales that are not one for each head or, unless blocks is None, one for each of its blocks."""
+    """Refuse descales unless there is one per head or, unless blocks is None, one per block."""
     allowed = [of_heads] if blocks is None else [of_heads, (*of_heads, blocks)]
     if a.dtype != np.float32 or tuple(a.shape) not in allowed:
         of_blocks = f", or {allowed[-1]}: one for each {DESCALE_ROWS} rows of a head"
@@ -195,7 +196,7 @@ def check_sinks(sinks: Spec, heads: int) -> None:
 
 
 def check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
-    """Refuse ALiBi slopes that are not one for each head, or for each head of each sequence."""
+    """Refuse ALiBi slopes unless there is one per head, or per head of each sequence."""
     if slopes.dtype != np.float32:
         raise TypeError(f"alibi_slopes is {slopes.dtype}; float32 is needed: alibi_slopes.astype('float32')")
     if tuple(slopes.shape) not in ((heads,), (sequences, heads)):
@@ -259,6 +260,6 @@ def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, l
 
 
 def _argument(name: str) -> str:
-    """Return the caller's name of an array."""
+    """Return the caller's name for an array."""
     sides = {"q_positions": "rotary_positions[0]", "k_positions": "rotary_positions[1]"}
     return sides.get(name, name)

@@ -1,7 +1,7 @@
-"""Kinds of arrays that a launch reads where they are: CuPy's (or the CPU engine's), and PyTorch's on a GPU.
+"""Kinds of arrays that a launch reads in place: CuPy's (or the CPU engine's), and PyTorch's on a GPU.
 
-A kind knows what of an array a launch depends on, allocates like its library, and names the stream to launch on.
-PyTorch is never imported here: where somebody has tensors, it is there.
+A kind returns the properties of an array that a launch depends on, allocates like its library, and names the stream to
+launch on. PyTorch is never imported here: a caller with tensors has imported it.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class DeviceArrays:
         return device.cp.cuda.get_current_stream().ptr
 
     def is_captured(self, stream: int) -> bool:
-        """Return True if a CUDA graph captures a stream."""
+        """Return True if a CUDA graph is being captured on a stream."""
         return bool(device.cp.cuda.runtime.streamIsCapturing(stream))
 
     def keep_alive(self, arrays: Sequence[Any]) -> None:
-        """Keep arrays for a graph that may use them at any time: CuPy's pool must not give their memory to others."""
+        """Keep arrays for a graph that may use them at any time: CuPy's pool must not reuse their memory."""
         if not _HAS_MEMORY:
             _KEPT_FOR_GRAPHS.append(arrays)
 
     @contextlib.contextmanager
     def graph_memory(self, a: Any) -> Iterator[list[Any]]:
-        """Return a context in which CuPy's new arrays stay as long as a graph that captures a's stream may be launched.
+        """Return a context in which CuPy's new arrays live as long as a graph captured on a's stream may be launched.
 
-        So do arrays that are put into the list. Where nothing is captured, all is as elsewhere.
+        So do arrays that are put into the list. Without a capture it has no effect.
         """
         kept: list[Any] = []
         with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ class DeviceArrays:
         return a.data.device_id if device.ON_GPU else 0
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which CuPy launches where a's library does."""
+        """Return a context in which CuPy launches on the current stream of a's library."""
         return _NO_CONTEXT
 
     def device_array(self, a: Any) -> Any:
@@ -165,12 +165,12 @@ class TorchTensors:
 
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
-        if a.dtype.itemsize == 1:  # e4m3: PyTorch has no neg of it, and that of its bytes is another number
+        if a.dtype.itemsize == 1:  # e4m3: PyTorch has no neg for it, and negating its bytes gives another number
             return (a.contiguous().view(self._torch.uint8) ^ 128).view(a.dtype)
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
-        """See `layout.padded`. PyTorch's own pad gives the strides of channels_last back, where a has them."""
+        """See `layout.padded`. PyTorch's own pad would return the strides of channels_last, if a has them."""
         wide = a.new_zeros((*a.shape[:-1], columns))
         wide[..., : a.shape[-1]].copy_(a)
         return wide
@@ -184,7 +184,7 @@ class TorchTensors:
         return self._torch._C._cuda_getCurrentRawStream(a.get_device())  # in a tenth of current_stream's time
 
     def is_captured(self, stream: int) -> bool:
-        """Return True if a CUDA graph captures PyTorch's current stream, which is this one."""
+        """Return True if a CUDA graph is being captured on PyTorch's current stream, which is this one."""
         return self._torch.cuda.is_current_stream_capturing()
 
     def keep_alive(self, arrays: Sequence[Any]) -> None:
@@ -192,7 +192,7 @@ class TorchTensors:
 
     @contextlib.contextmanager
     def graph_memory(self, a: Any) -> Iterator[list[Any]]:
-        """See DeviceArrays.graph_memory. CuPy then takes PyTorch's memory: a capture may not ask CUDA for any."""
+        """See DeviceArrays.graph_memory. CuPy then uses PyTorch's memory: a capture may not allocate from CUDA."""
         with contextlib.ExitStack() as stack:
             if self.is_captured(self.stream(a)):
                 cuda, of_torch = device.cp.cuda, self._torch.cuda
@@ -212,7 +212,7 @@ class TorchTensors:
         return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
 
     def to_numpy(self, a: Any) -> Any:
-        """Return a NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
+        """Return a NumPy copy, after waiting for the device. bfloat16, which NumPy lacks, is not supported."""
         return a.cpu().numpy()
 
     def device_array(self, a: Any) -> Any:
@@ -228,7 +228,7 @@ class TorchTensors:
 
 
 class TensorsWithoutGradients(TorchTensors):
-    """PyTorch's tensors on a GPU where somebody else sees to their gradients, as an autograd.Function does."""
+    """PyTorch's tensors on a GPU whose gradients the caller handles, as in an autograd.Function."""
 
     def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
@@ -240,9 +240,9 @@ class TensorsWithoutGradients(TorchTensors):
 
 
 class HeadsFirst(TensorsWithoutGradients):
-    """PyTorch's tensors where q, k, v, o and gradients are (batch, heads, rows, head_dim), with no view made of them.
+    """PyTorch's tensors for which q, k, v, o and gradients are (batch, heads, rows, head_dim), without making views.
 
-    All else in a plan takes them for (batch, rows, heads, head_dim); new ones have that layout in memory.
+    The rest of a plan treats them as (batch, rows, heads, head_dim); new ones have that layout in memory.
     """
 
     def spec(self, key: tuple[Any, ...]) -> Spec:
@@ -282,7 +282,7 @@ def _exchanged(axes: Sequence[int]) -> Sequence[int]:
 
 
 def turned(a: Any) -> Any:
-    """View (batch, heads, rows, head_dim) as (batch, rows, heads, head_dim), or the reverse; not lse, of three axes."""
+    """View (batch, heads, rows, head_dim) as (batch, rows, heads, head_dim), or the reverse; leave lse unchanged."""
     return a.transpose(1, 2) if a.ndim == 4 else a
 
 
@@ -300,7 +300,7 @@ _HAS_MEMORY: list[bool] = []
 
 
 def follows_calls(arrays: Sequence[Any]) -> bool:
-    """Return True, and keep the arrays, if the graph that is captured may read what earlier calls have written."""
+    """Return True, and keep the arrays, if the graph being captured may read what earlier calls have written."""
     if _HAS_MEMORY and not any(kept is arrays for kept in _KEPT_FOR_GRAPHS):
         _KEPT_FOR_GRAPHS.append(arrays)
     return bool(_HAS_MEMORY)
@@ -308,7 +308,7 @@ def follows_calls(arrays: Sequence[Any]) -> bool:
 
 @contextlib.contextmanager
 def graph_has_its_memory() -> Iterator[None]:
-    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else.
+    """Keep no arrays for the graph being captured in this context: its pool gives their memory to nobody else.
 
     The graph is launched after the GPU has finished all calls before this context.
     """
@@ -320,7 +320,7 @@ def graph_has_its_memory() -> Iterator[None]:
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any] | None:
-    """Return a context in which the device of that number is the current one; None if it is already."""
+    """Return a context in which the device with that number is current; None if it already is."""
     if not device.ON_GPU:
         return None
     cuda = device.cp.cuda
@@ -331,7 +331,7 @@ def on_device(number: int) -> contextlib.AbstractContextManager[Any] | None:
 
 
 def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:
-    """Return the kind of all these arrays; None if they differ, or have to be copied or to come through DLPack."""
+    """Return the kind of all these arrays; None if they differ, must be copied, or come through DLPack."""
     types = set(map(type, arrays))
     return _kind_of_type(*types) if len(types) == 1 else None
 
@@ -356,7 +356,7 @@ _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
 
 def as_bytes(name: str, a: Any) -> Any:
-    """View an array or tensor of e4m3 as its bytes; others stay as they are.
+    """View an array or tensor of e4m3 as its bytes; return others unchanged.
 
     Raises:
         TypeError: another float of 8 bits.
@@ -370,7 +370,7 @@ def as_bytes(name: str, a: Any) -> Any:
 
 
 def as_device_array(name: str, a: Any) -> Any:
-    """Return a device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
+    """Return a device array that shares a's memory, if that is on a GPU; otherwise a copy on the device."""
     if isinstance(a, (np.ndarray, device.cp.ndarray)):
         return device.cp.asarray(as_bytes(name, a))
     if getattr(a, "requires_grad", False) is True:
@@ -378,10 +378,10 @@ def as_device_array(name: str, a: Any) -> Any:
             f"{name} requires grad, and this function keeps nothing for gradients: use "
             f"helpers.torch_attention.flash_attention, or give {name}.detach()"
         )
-    a = as_bytes(name, a)  # DLPack does not carry e4m3
+    a = as_bytes(name, a)  # DLPack does not support e4m3
     if not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
-    if hasattr(a, "resolve_neg"):  # PyTorch's, whose signs in memory may be others, and DLPack says nothing of them
+    if hasattr(a, "resolve_neg"):  # a PyTorch tensor may be negated lazily, which DLPack does not show
         a = a.resolve_neg()
     where = int(a.__dlpack_device__()[0])
     if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
@@ -403,7 +403,7 @@ def as_kind_of(like: Any, a: Any) -> Any:
     if isinstance(like, np.ndarray):
         return a
     library = sys.modules[type(like).__module__.partition(".")[0]]
-    if isinstance(a, np.ndarray) and a.dtype.name == "bfloat16" and hasattr(library, "bfloat16"):  # of e4m3 in PyTorch
+    if isinstance(a, np.ndarray) and a.dtype.name == "bfloat16" and hasattr(library, "bfloat16"):  # e4m3 in PyTorch
         return library.from_dlpack(a.view(np.int16)).view(library.bfloat16)
     from_dlpack = getattr(library, "from_dlpack", None) or getattr(
         getattr(library, "dlpack", None), "from_dlpack", None

@@ -1,4 +1,4 @@
-"""One launch of a stage: planned with names for arrays, bound to a call's arrays, made through the driver."""
+"""One launch of a stage: planned with names for arrays, bound to a call's arrays, and launched by the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.attention.ladder.layout import Spec, address, flat_view
 class Part:
     """An argument that is a part of an array: the memory of array[index], from its first element to its last.
 
-    index: begins with the array's first axis; or has all axes, also those before the array's own.
+    index: begins with the array's first axis, or also has axes before the array's own.
     """
 
     name: str
@@ -34,11 +34,9 @@ class Map:
 class Launch(NamedTuple):
     """One launch of one kernel.
 
-    args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs as they
-        are.
-    file, sizes: of the kernel, and what it is compiled with, where they are not the stage's own. once: what it writes
-        depends on the call's shapes alone, so that another call of the same shapes after it, on the same stream, does
-        without it.
+    args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs
+    themselves. file, sizes: the kernel's file and -D options, if they are not the stage's own. once: its results depend
+    only on the call's shapes, so that a later call of the same shapes on the same stream can skip it.
     """
 
     kernel: str  # its name in the file, or the name of an instance of a template
@@ -68,9 +66,9 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 class Arguments:
-    """The places where the driver finds a kernel's arguments: the same for all calls with the same kinds of them.
+    """The memory where the driver finds a kernel's arguments, shared by all calls with the same kinds of arguments.
 
-    What they point to is one block of memory: the addresses of arrays, those of parts of arrays, then the values.
+    They point into one block of memory: the addresses of arrays, those of parts of arrays, then the values.
     """
 
     __slots__ = ("function", "launch", "maps", "offsets", "parts", "values")
@@ -78,9 +76,9 @@ class Arguments:
     def __init__(self, launch: Launch, function: Any, slots: Mapping[str, int]) -> None:
         """
         Args:
-            slots: where the address of each array will be, in bytes from the first.
+            slots: the offset of each array's address, in bytes from the first.
         """
-        self.function = function.kernel  # CuPy's, which holds the module
+        self.function = function.kernel  # CuPy's, which keeps the module alive
         self.launch = device.cp.cuda.driver.launchKernel
         self.parts = [i for i, arg in enumerate(launch.args) if type(arg) is Part]
         self.maps = [i for i, arg in enumerate(launch.args) if type(arg) is Map]
@@ -98,7 +96,7 @@ class Arguments:
 
 
 class DirectLaunch:
-    """A launch whose arguments are there but for the addresses of its arrays: the driver's call, and little else."""
+    """A launch whose arguments lack only the addresses of its arrays: the driver's call, and little else."""
 
     __slots__ = ("_arguments", "_maps", "_parts", "_sizes", "_values")
 
@@ -107,7 +105,7 @@ class DirectLaunch:
     ) -> None:
         """
         Args:
-            arguments: of the kernel. slots: see `Arguments`. arrays: their descriptions.
+            arguments: the kernel's. slots: see `Arguments`. arrays: their descriptions.
         """
         grid, block, args = launch.grid, launch.block, launch.args
         self._arguments = arguments
@@ -120,7 +118,7 @@ class DirectLaunch:
         ]
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch on the arrays at these addresses, in the order of the names, on the stream of this handle."""
+        """Launch on the arrays at these addresses, in the order of the names, on the stream with this handle."""
         if self._parts:
             addresses = [*addresses, *[addresses[slot] + offset for slot, offset in self._parts]]
         arguments = self._arguments
@@ -136,7 +134,7 @@ class DirectLaunch:
 
 
 class EngineLaunch:
-    """A launch on the CPU engine whose arguments are there but for its arrays."""
+    """A launch on the CPU engine whose arguments are complete except for its arrays."""
 
     __slots__ = ("_args", "_kernel", "_launch", "_others", "_views", "_whole")
 
@@ -150,7 +148,7 @@ class EngineLaunch:
         """
         Args:
             kernel: a `helpers.attention.kernel.Kernel` that was compared with arguments like these.
-            slots: where each array will be. views: arrays by name -> as the stage reads them.
+            slots: the place of each array. views: converts arrays by name to the stage's layout.
         """
         self._launch, self._kernel, self._args, self._views = launch, kernel, launch.args, views
         self._whole = [(i, slots[arg]) for i, arg in enumerate(launch.args) if isinstance(arg, str)]

@@ -1,6 +1,6 @@
-"""Pieces that launches of several stages share: arguments, grids, calls too large for one grid, passes before a kernel.
+"""Pieces that launches of several stages share: arguments, grids, calls too large for one grid, preparatory passes.
 
-How one stage is launched stands with it, in stages/. A call's arrays are known here, all but their addresses.
+The launches of each stage are in stages/. Everything about a call's arrays is known here except their addresses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_GRID_YZ = 65535
 
 
 def given(call: Call, *names: str) -> tuple[str | None, ...]:
-    """Name those of the arrays that the call has; None, a null pointer, for each of the others."""
+    """Name those of the arrays that the call has; None, a null pointer, for the others."""
     return tuple(name if name in call.arrays else None for name in names)
 
 
@@ -37,7 +37,7 @@ def strides_of(call: Call, names: Iterable[str]) -> dict[str, tuple[int, int, in
 
 
 def params_of(call: Call, sequences: int | None = None) -> Any:
-    """Fill the call's AttentionParams, an array of shape (1,). sequences: of the struct, if not those of the call."""
+    """Fill the call's AttentionParams, an array of shape (1,). sequences: replaces the call's in the struct."""
     q, k = call.arrays["q"].shape, call.arrays["k"].shape
     return attention_params(
         strides_of(call, "qkvo"),
@@ -61,7 +61,7 @@ def position_strides(call: Call) -> tuple[int, ...]:
 
 
 def tile_grid(call: Call, name: str, sizes: Sizes) -> tuple[int, int, int]:
-    """Return the grid by tiles of q's rows or k's: (tiles of the longest sequence, heads, sequences).
+    """Return the grid by tiles of q's or k's rows: (tiles of the longest sequence, heads, sequences).
 
     With SLOTS it is (slots, heads, 1).
     """
@@ -73,17 +73,17 @@ def tile_grid(call: Call, name: str, sizes: Sizes) -> tuple[int, int, int]:
 
 
 def slots(call: Call, name: str, block: int) -> int:
-    """Count tiles of packed sequences, which begin anywhere: each may have one more than its share of the rows."""
+    """Count tiles of packed sequences, which may begin anywhere: each may have one more than its share of the rows."""
     return call.arrays[name].shape[2] // block + call.sequences
 
 
-EMPTY_BLOCKS = 64  # of each multiprocessor; fewer are over before a kernel with SLOTS would pay its compilation
+EMPTY_BLOCKS = 64  # per multiprocessor; fewer end sooner than the compilation of a kernel with SLOTS would pay off
 
 
 def in_slots(call: Call, sizes: Sizes) -> bool:
     """Decide whether packed sequences get a grid of slots, see kernels/packed_tiles.cuh.
 
-    They do where most blocks of the other grid would be empty, and many, or where it has no room for the sequences.
+    They do if most blocks of the other grid would be empty, and there are many, or if it cannot hold the sequences.
     """
 
     def mostly_empty(name: str) -> bool:
@@ -106,8 +106,7 @@ def strided(
     """Launch a grid (tiles of rows, heads, sequences), with AttentionParams by value: from heads_and_masks on.
 
     Args:
-        qkv: arguments for q, k and v. tables: for arrays behind lse and cu_seqlens. more_params: for what follows
-            AttentionParams.
+        qkv: arguments for q, k and v. tables: those after lse and cu_seqlens. more_params: those after AttentionParams.
     """
     before, functions = functions_of_scores(stage, call, sizes)
     args = *qkv, "o", *given(call, "lse", *CU_SEQLENS), *tables, params_of(call), *more_params, *functions
@@ -116,7 +115,7 @@ def strided(
 
 # ---- calls too large for one grid
 
-# The first axes of the arrays of which a launch may get a part.
+# The leading axes of the arrays of which a launch may get a part.
 _AXES = {
     **dict.fromkeys(("q", "o", "do", "dq", "bias", "lse", "delta", "alibi_slopes", "rotated_q"), ("batch", "heads")),
     **dict.fromkeys(("k", "v", "dk", "dv", "rotated_k"), ("batch", "kv_heads")),
@@ -125,10 +124,10 @@ _AXES = {
 
 
 def split_to_grid_limit(launch: Launch, call: Call, most_heads: int | None = None) -> list[Launch]:
-    """Return the launch, of grid (tiles, heads of q or of k, batch), or several that have room in a grid.
+    """Return the launch, of grid (tiles, heads of q or of k, batch), or several that each fit a grid.
 
     Args:
-        most_heads: of q, in one launch; as many as have room, if it is left out.
+        most_heads: of q, in one launch; by default as many as fit.
     """
     tiles, heads, batch = launch.grid
     group, each = call.heads // call.arrays["k"].shape[1], call.heads // heads
@@ -137,7 +136,7 @@ def split_to_grid_limit(launch: Launch, call: Call, most_heads: int | None = Non
         return [launch]
     if (call.packed and batch > MAX_GRID_YZ) or any(isinstance(arg, Map) for arg in launch.args):  # steps to hopper
         raise ValueError(f"{call.heads:,} heads, {call.sequences:,} sequences; a grid takes {MAX_GRID_YZ:,} at most")
-    # Whole groups of heads that share a head of k and v, or a whole share of one.
+    # Whole groups of heads that share a KV head, or a whole fraction of one.
     step = next(some for some in range(most, 0, -1) if some % group == 0 or group % some == 0)
     if call.mod and call.mod.depends_on_head_index:
         raise ValueError(
@@ -150,7 +149,7 @@ def split_to_grid_limit(launch: Launch, call: Call, most_heads: int | None = Non
 def parts_of_call(
     args: tuple[Any, ...], call: Call, batch: int, most: tuple[int, int]
 ) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-    """Yield (batches, heads of q, arguments) of launches with at most so many of each."""
+    """Yield (batches, heads of q, arguments) of launches with at most this many of each."""
     if batch <= most[0] and call.heads <= most[1]:
         yield batch, call.heads, args
         return
@@ -168,10 +167,10 @@ def slices(size: int, most: int) -> Iterator[slice]:
 
 
 def _part(arg: Any, call: Call, where: Mapping[str, slice]) -> Any:
-    """Return the part of an array that a launch gets; other arguments and broadcast axes stay as they are."""
+    """Return the part of an array that a launch gets; other arguments and broadcast axes are unchanged."""
     if not isinstance(arg, str) or arg not in _AXES:
         return arg
-    shape = call.arrays[arg].shape if arg in call.arrays else call.arrays["q"].shape[:3]  # the latter of delta
+    shape = call.arrays[arg].shape if arg in call.arrays else call.arrays["q"].shape[:3]  # the latter for delta
     axes = *_AXES[arg][3 - len(shape) if arg == "lse" else 0 :], "rows", "keys or columns"
     of_axes = zip(axes, shape, strict=False)
     return Part(arg, tuple(where.get(axis, slice(size)) if size > 1 else slice(1) for axis, size in of_axes))
@@ -188,7 +187,7 @@ def functions_of_scores(stage: Stage, call: Call, sizes: Sizes) -> tuple[list[La
     A kernel takes these arguments after its own.
 
     Raises:
-        ValueError: with a mask, more heads or sequences than a grid has room for.
+        ValueError: with a mask, more heads or sequences than a grid can hold.
     """
     mod = call.mod
     if mod is None:
@@ -212,13 +211,13 @@ def functions_of_scores(stage: Stage, call: Call, sizes: Sizes) -> tuple[list[La
 
 
 def block_mask_scratch(stage: Stage, call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch array of a call with a mask: for each tile, how many of the other side follow, and which.
+    """Return the scratch array for a call with a mask: each tile's visible tiles of the other side, after their number.
 
-    int32 (sequences, heads, tiles, 1 + tiles of the other side); one sequence and one head, where all have the same
+    int32 (sequences, heads, tiles, 1 + tiles of the other side); with a single sequence and head if all have the same
     mask.
     """
     mod = call.mod
-    if mod is None or not mod.mask or stage.direction == "bias":  # that asks the mask for each score
+    if mod is None or not mod.mask or stage.direction == "bias":  # this stage evaluates the mask for each score
         return {}
     q, k = call.arrays["q"].shape, call.arrays["k"].shape
     rows, keys = (call.rows, call.keys) if call.packed else (q[2], k[2])
@@ -229,7 +228,7 @@ def block_mask_scratch(stage: Stage, call: Call, sizes: Sizes) -> dict[str, Spec
     return {"block_mask": Spec.dense((sequences, heads, own, 1 + other), np.int32)}
 
 
-# ---- the rotary embedding, in a pass before
+# ---- the rotary embedding, in a separate pass
 
 ROTARY_FILE, ROTARY_THREADS = "11_rotary.cu", 256
 
@@ -267,7 +266,7 @@ def rotation_before(call: Call, names: Mapping[str, str] = {}, **more_sizes: int
 
 
 def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
-    """Return the launches that rotate q and k, the arrays that they write, and the call that is left, of those."""
+    """Return the launches that rotate q and k, the arrays that they write, and the remaining call on these."""
     written = {f"rotated_{name}": Spec.dense(call.arrays[name].shape, call.arrays[name].dtype) for name in "qk"}
     launches = rotation_before(call._replace(arrays={**call.arrays, **written}))
     left = {name: a for name, a in call.arrays.items() if name not in ROTARY}

@@ -11,7 +11,7 @@ import numpy as np
 
 from helpers import device
 
-TITLES = {"uint8": "e4m3 (in uint8)"}  # what the elements are, where the name of their dtype does not tell
+TITLES = {"uint8": "e4m3 (in uint8)"}  # the elements' type, if the dtype's name does not show it
 
 
 def titles(*dtypes: str) -> str:
@@ -39,7 +39,7 @@ class _Fields(NamedTuple):
 
 
 class Spec(_Fields):
-    """An array without its memory: strides in bytes. offset: its address modulo 16. device: the number of its GPU."""
+    """An array without its memory: strides in bytes. offset: its address modulo 16. device: its GPU's number."""
 
     @classmethod
     def of(cls, a: Any) -> Spec:
@@ -68,7 +68,7 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def contiguous(self) -> bool:
-        """Tell whether its elements follow one another in the order of C."""
+        """Tell whether it is C-contiguous."""
         step = self.dtype.itemsize
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size > 1 and stride != step:
@@ -78,9 +78,9 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def in_rows(self) -> bool:
-        """Tell whether the elements of each row are neighbours, and rows a whole number of elements apart, forwards.
+        """Tell whether the elements of each row are contiguous, and rows a whole number of elements apart, forwards.
 
-        A kernel gets strides in elements; those of a column of records may be no whole number of them.
+        A kernel gets strides in elements, and those of a column of records may not be a whole number of elements.
         """
         strides, size = self.strides, self.dtype.itemsize
         neighbours = strides[-1] == size or self.shape[-1] == 1
@@ -101,7 +101,8 @@ class Spec(_Fields):
     def element_strides(self) -> tuple[int, int, int]:
         """Strides of batch, row and head of an array (batch, heads, rows, head_dim), in elements.
 
-        An axis of length 1 has stride 0 here: a kernel also forms addresses past its end, which must be aligned, too.
+        An axis of length 1 gets stride 0, because a kernel also forms addresses past its end, which must be aligned,
+        too.
         """
         size = self.dtype.itemsize
         batch, head, row = (
@@ -123,12 +124,12 @@ class Spec(_Fields):
         return Spec((batch, heads, rows, columns), (by_batch, by_head, by_row, by_column), *others)
 
 
-spec_of = functools.lru_cache(maxsize=1024)(Spec)  # k and v are often alike, and q is as it was
+spec_of = functools.lru_cache(maxsize=1024)(Spec)  # k and v are often alike, and q is the same in the next call
 dense = functools.lru_cache(maxsize=1024)(Spec.dense)
 
 
 def four_axes(a: Any) -> Any:
-    """View an array as (batch, heads, rows, head_dim), with 1 for the axes that it lacks."""
+    """View an array as (batch, heads, rows, head_dim), with length 1 for missing axes."""
     return a.reshape((1,) * (4 - a.ndim) + a.shape) if a.ndim < 4 else a
 
 
@@ -138,7 +139,7 @@ def address(a: Any) -> int:
 
 
 class Addresses:
-    """The places of an array's elements, for NumPy to compare: it reads no memory for that, so the device's will do."""
+    """An array's addresses, for NumPy to compare: it reads no memory for that, so device arrays are allowed."""
 
     def __init__(self, a: Any) -> None:
         self.__array_interface__ = {
@@ -177,7 +178,7 @@ def bits(a: Any) -> Any:
 
 
 def negative(a: Any) -> Any:
-    """Return a C-contiguous copy with the other sign, of any dtype of the device."""
+    """Return a C-contiguous copy with the other sign, in any dtype of the device."""
     copy = dense_copy(a)
     of_copy = bits(copy)
     of_copy ^= of_copy.dtype.type(1 << 8 * a.itemsize - 1)
@@ -185,14 +186,14 @@ def negative(a: Any) -> Any:
 
 
 def padded(a: Any, columns: int) -> Any:
-    """Return a C-contiguous copy with zeros in the columns from a's last on, of any dtype of the device."""
+    """Return a C-contiguous copy padded with columns of zeros, in any dtype of the device."""
     copy = device.cp.zeros((*a.shape[:-1], columns), f"uint{8 * a.itemsize}")
     copy[..., : a.shape[-1]] = bits(device.cp.ascontiguousarray(a))
     return copy.view(a.dtype)
 
 
 def dense_copy(a: Any) -> Any:
-    """Return a C-contiguous copy in memory of its own."""
+    """Return a C-contiguous copy in its own memory."""
     dense = device.cp.ascontiguousarray(a)
     return device.cp.array(a) if dense is a else dense
 

@@ -1,4 +1,4 @@
-"""This device's shared memory and multiprocessors, by which tile sizes are chosen."""
+"""This device's shared memory and multiprocessors, which tile sizes are chosen by."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OVERRIDE: list[Limits] = []
 
 @contextlib.contextmanager
 def pretend_gpu(limits: Limits) -> Iterator[None]:
-    """Plan stages for another GPU in this context. Nothing that is planned there can be launched."""
+    """Plan stages for another GPU in this context. Such plans cannot be launched."""
     _OVERRIDE.append(limits)
     try:
         yield
@@ -37,10 +37,10 @@ _RESERVED: ContextVar[int] = ContextVar("_RESERVED", default=0)
 
 @contextlib.contextmanager
 def reserve_sms(multiprocessors: int) -> Iterator[None]:
-    """Leave so many multiprocessors to other kernels in this context, where grids are persistent, as those of hopper.
+    """Leave this many multiprocessors to other kernels in this context, if grids are persistent, like those of hopper.
 
-    Such a grid has a block for each multiprocessor, for as long as the launch takes, and NCCL copies by blocks of its
-    own. Tiles stay as they are, and so do the results.
+    Such a grid has a block on each multiprocessor during the whole launch, and NCCL's copies need blocks of their own.
+    Tiles do not change, nor do the results.
     """
     before = _RESERVED.set(multiprocessors)
     try:
@@ -50,13 +50,13 @@ def reserve_sms(multiprocessors: int) -> Iterator[None]:
 
 
 def reserved_sms() -> int:
-    """Return how many multiprocessors persistent grids leave in the current context."""
+    """Return how many multiprocessors persistent grids leave free in the current context."""
     return _RESERVED.get()
 
 
 @functools.cache
 def _properties_of(cp: Any, number: int) -> Mapping[str, Any]:
-    """Return a device's properties. Asking a GPU takes a millisecond, so each is asked once."""
+    """Return a device's properties. Querying a GPU takes a millisecond, so each is queried once."""
     return cp.cuda.runtime.getDeviceProperties(number)
 
 
@@ -79,7 +79,7 @@ def multiprocessors() -> int:
 
 
 def persistent_blocks() -> int:
-    """Return how many blocks a persistent grid has: one for each multiprocessor that is not reserved, one at least."""
+    """Return how many blocks a persistent grid has: one per multiprocessor that is not reserved, at least one."""
     return max(multiprocessors() - reserved_sms(), 1) if reserved_sms() else multiprocessors()
 
 

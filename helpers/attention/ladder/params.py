@@ -1,4 +1,4 @@
-"""The structs of kernels/*_params.cuh as dtypes of NumPy: arguments of a launch besides its pointers.
+"""The structs of kernels/*_params.cuh as NumPy dtypes: arguments of a launch besides its pointers.
 
 CuPy passes a NumPy array of one element by value, whatever its dtype, and so does the CPU engine.
 """
@@ -69,10 +69,11 @@ def attention_params(
     """Fill one AttentionParams, an array of shape (1,).
 
     Args:
-        strides: of q, k, v and o: from one batch, row and head to the next, in elements. Packed sequences: batch is 0.
-        n, n_kv: rows of q and of k; where sequences are packed, all tokens.
+        strides: those of q, k, v and o: from one batch, row and head to the next, in elements. Packed sequences: batch
+            is 0.
+        n, n_kv: rows of q and of k; if sequences are packed, all tokens.
         window: (left, right): how many keys before and after the diagonal a row sees; -1 for no limit.
-        sequences: how many are packed; 0 where none are.
+        sequences: the number of packed ones; 0 if none are packed.
     """
     left, right = [UNLIMITED if side < 0 else side for side in window]
     steps = (*strides["q"], *strides["k"], *strides["v"], *strides["o"])
@@ -107,7 +108,7 @@ def bias_params(forward: Any, do: tuple[int, int, int], *numbers: int) -> Any:
     Args:
         forward: the AttentionParams of the call whose gradients these are.
         do: the strides of do, in the form of `attention_params`. numbers: batches, heads, rows and keys of the bias;
-            tiles of rows and of keys of the scores; tiles of the bias, and how many blocks share one.
+            tiles of rows and of keys of the scores; tiles of the bias, and the number of blocks that share one.
     """
     return np.frombuffer(bytearray(forward.tobytes() + _BIAS.pack(*do, *numbers)), BIAS_PARAMS)
 

@@ -1,10 +1,10 @@
-"""Planning: from a call's arrays and options to launches that need nothing more than addresses, in any direction.
+"""Planning: from a call's arrays and options to launches that lack only addresses, for any direction.
 
     ready, arrays = plan_arrays(stage, inputs, outputs, options, cu_seqlens)
     ready.bind(arrays)()
 
-What is expensive depends on no shape: a kernel is compiled for dtypes and tile sizes, and its signature is compared
-with its arguments once. Shapes and strides fill structs and a grid, and addresses come last.
+The expensive steps do not depend on shapes: a kernel is compiled for dtypes and tile sizes, and its signature is
+compared with its arguments once. Shapes and strides fill structs and a grid, and addresses come last.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def plan_arrays(
             {"BLOCK_M": 32}.
 
     Raises:
-        TypeError, ValueError: an extra input does not fit q and k; the call has more tiles than a grid has room for.
+        TypeError, ValueError: an extra input does not match q and k; the call has more tiles than a grid can hold.
     """
     cp, longest = device.cp, (None, None)
     arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
@@ -73,7 +73,7 @@ def plan_arrays(
 
 
 def _prepend_functions(mod: ScoreMod, stage: Stage, pairs: bool, file_or_code: str) -> str:
-    """Return a kernel's source, after the caller's functions of scores if it has hooks for them."""
+    """Return a kernel's source, preceded by the caller's functions of scores if it has hooks for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
     if "HOOK_PARAMETERS" not in code:
         return code
@@ -107,10 +107,10 @@ class CompiledPlan:
             call: of the stage's direction. sizes: the -D options. source: kernel code to use instead of the stage's
                 file.
             like: the plan of a call with the same sizes, whose arrays differ only in shapes and strides. Its kernels
-                are used again, unless this call launches one that it does not have.
+                are reused, unless this call launches one that it lacks.
 
         Raises:
-            ValueError: more tiles than a grid has room for; the source has no such kernel.
+            ValueError: more tiles than a grid can hold; the source has no such kernel.
         """
         kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
@@ -129,12 +129,12 @@ class CompiledPlan:
         self.is_compared: bool = like.is_compared if like else False
 
     def _compiled(self, call: Any, sizes: Mapping[str, int], source: str | None) -> dict[str, kernel.Kernel]:
-        """Compile the kernels of the launches, side by side."""
+        """Compile the kernels of the launches in parallel."""
         stage = self.stage
         dtype = call.arrays["o" if stage.out_dtypes else "q"].dtype.name
         names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
         others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-        pairs = stage.direction != "bias" or sizes["FORM"] != DIAGONALS  # whose tiles may begin at an odd key
+        pairs = stage.direction != "bias" or sizes["FORM"] != DIAGONALS  # tiles may begin at an odd key
         text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage, pairs)
         jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
         jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
@@ -153,7 +153,7 @@ class CompiledPlan:
         """Compare every argument with its kernel's signature, and return a function that launches on these arrays.
 
         Raises:
-            TypeError, ValueError: as `helpers.attention.kernel.Kernel.bind`.
+            TypeError, ValueError: as for `helpers.attention.kernel.Kernel.bind`.
         """
         bound = []
         for launch, compiled, args in self.resolve_arguments(arrays):
@@ -166,7 +166,7 @@ class CompiledPlan:
         return run
 
     def resolve_arguments(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-        """List each launch with its kernel, and its arguments with arrays in place of their names.
+        """List each launch with its kernel, and its arguments with arrays instead of their names.
 
         Scratch that is not among the arrays is made here.
         """
@@ -181,13 +181,14 @@ class CompiledPlan:
         """Return launches for a GPU that check nothing, for calls like one whose arguments `bind` has compared.
 
         Args:
-            names: of the call's arrays and of `scratch`, in the order in which their addresses will be given.
+            names: those of the call's arrays and of `scratch`, in the order of their addresses.
         """
         names = tuple(names)
         slots = {name: 8 * i for i, name in enumerate(names)}
         direct = []
         for launch in self.launches:
-            # Arrays by name: another length may have no partial sums. Of many heads a launch takes parts of arrays.
+            # Arrays by name, because another length may have no partial sums. With many heads a launch gets parts of
+            # arrays.
             form = launch.kernel, names, *[arg if type(arg) is str else type(arg) for arg in launch.args]
             if form not in self.arguments:
                 self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)
@@ -266,12 +267,11 @@ class Rung(Stage):
         score_mod_grad: str | None = None,
         **extras: Any,
     ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
-        """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
+        """Plan: return the launches (None if there is nothing to do), the arrays by name, and the written ones.
 
         Args, in addition to those of `__call__`:
-            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
-                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
-                (heads, tokens, d).
+            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each packed sequence begins and the last one ends; NumPy
+                int32, checked as in `helpers.attention.flash_attention_varlen`. q is then (heads, tokens, d).
             out: a device array to write, in a layout that the stage reads without a copy; by default a new one, filled
                 with NaN to reveal rows that no thread writes.
             source: kernel code to use instead of the stage's file.

@@ -3,8 +3,8 @@
     flash_attention(q, k, v, score_mod="cap * tanhf(score / cap)", mod_args={"cap": np.float32(30)})
     flash_attention(q, k, v, mask_mod="document[q_idx] == document[kv_idx]", mod_args={"document": ids})
 
-Here the texts become a struct in front of a kernel's text, and what they read becomes parameters of the kernel. bias,
-alibi_slopes and sinks are functions too, written here.
+This module turns the texts into a struct before a kernel's text, and their arguments into parameters of the kernel.
+bias, alibi_slopes and sinks become functions too.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Pair(NamedTuple):
 
 
 class Function(NamedTuple):
-    """One function of scores. name: what messages call it. grad: its derivative, by `score` and the result `y`.
+    """One function of scores. name: its name in messages. grad: its derivative, from `score` and the result `y`.
 
-    pair: where two neighbours may be loaded together.
+    pair: set if two neighbours may be loaded together.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Function(NamedTuple):
 class ScoreMod(NamedTuple):
     """The functions between the scale and the softmax of a call.
 
-    scores: applied one after the other. mask: true where a row sees a key; empty for all. sink: the text of a sink's
-        score, or empty. values: (name, dtype, number) of each argument by value, a float as text. arrays: (name, dtype,
-        the call's name for it) of each pointer. kept: the number of a `BlockMask`, or 0.
+    scores: applied in order. mask: true if a row sees a key; empty for all. sink: the text of a sink's score, or empty.
+        values: (name, dtype, number) of each argument by value, a float as text. arrays: (name, dtype, the call's name
+        for it) of each pointer. kept: the number of a `BlockMask`, or 0.
     """
 
     scores: tuple[Function, ...] = ()
@@ -82,7 +82,7 @@ class ScoreMod(NamedTuple):
         )
 
     def with_mask_as_score(self) -> ScoreMod:
-        """Return the same with its mask among the functions of the score, for kernels that have no block mask."""
+        """Return the same with its mask as a function of the score, for kernels without a block mask."""
         if not self.mask:
             return self
         hides = Function("mask_mod", f"bool({self.mask}) ? score : {_NEG_INF}", None)
@@ -90,7 +90,7 @@ class ScoreMod(NamedTuple):
 
     @property
     def form(self) -> ScoreMod:
-        """The same without the numbers: all that the text depends on."""
+        """The same without the numbers: everything that the text depends on."""
         return self._replace(values=tuple((name, dtype, None) for name, dtype, _ in self.values), kept=0)
 
     @property
@@ -100,7 +100,7 @@ class ScoreMod(NamedTuple):
 
     @property
     def depends_on_head_index(self) -> bool:
-        """True if a launch of some of the heads computes something else: only bias and slopes are cut as q is."""
+        """True if a launch of only some heads would compute something else: only bias and slopes are cut like q."""
         return bool(self.mask or self.sink or any(function.name == "score_mod" for function in self.scores))
 
     @property
@@ -109,14 +109,14 @@ class ScoreMod(NamedTuple):
         return not self.kept and any(name in self.names_used for name, *_ in self.arrays)
 
     def without_scores(self) -> ScoreMod:
-        """Return the mask alone."""
+        """Return only the mask."""
         return self._replace(scores=(), sink="")
 
     def arguments(self, block_mask: tuple[Any, ...] = (None, np.int64(0), np.int64(0), np.int32(0))) -> tuple[Any, ...]:
-        """Return the arguments for `HOOK_PARAMETERS`, which a kernel has behind its own.
+        """Return the arguments for `HOOK_PARAMETERS`, which come after a kernel's own.
 
         Args:
-            block_mask: its array, and the steps from one batch, head and tile to the next, in elements.
+            block_mask: its array, and the strides of batch, head and tile, in elements.
         """
         numbers = ((dtype, float(value) if type(value) is str else value) for _, dtype, value in self.values)
         values = (dtype_of(dtype).type(number) for dtype, number in numbers)
@@ -124,14 +124,14 @@ class ScoreMod(NamedTuple):
 
     @property
     def has_derivative(self) -> bool:
-        """True if some function's derivative is other than 1."""
+        """True if some function's derivative is not 1."""
         return any(function.grad != "1" for function in self.scores)
 
     def text(self, *, backward: bool = False, pairs: bool = False) -> str:
         """Write the text that comes before a kernel's.
 
         Args:
-            backward: with derivatives, where they are not 1. pairs: keys 2 j and 2 j + 1 of a thread are neighbours.
+            backward: with derivatives that are not 1. pairs: keys 2 j and 2 j + 1 of a thread are neighbours.
         """
         members = [*((f"const {_C_TYPES[dtype]}* __restrict__", name) for name, dtype, _ in self.arrays)]
         members += [(f"{_C_TYPES[dtype]}", name) for name, dtype, _ in self.values]
@@ -247,8 +247,8 @@ _SHOULD_BE = {
 def _member(name: str, parameters: str, text: str, shown_name: str, result: str = "float") -> list[str]:
     """Write a function of the struct.
 
-    The caller's text, and the check of its type, are in a file with the caller's name for it, so that messages and the
-    X-ray name it, with its lines.
+    #line puts the caller's text, and the check of its type, into a file with the argument's name, so that messages and
+    the X-ray show that name and its lines.
     """
     head = f"  __device__ __forceinline__ {result} {name}({parameters}) const {{"
     check = f'static_assert(mod_returns<{result}, decltype(+mod_result)>, "{_SHOULD_BE[result]}");'
@@ -258,7 +258,7 @@ def _member(name: str, parameters: str, text: str, shown_name: str, result: str 
 
 
 class BlockMask:
-    """A mask_mod whose arguments do not change, so that its tiles are classified once for each shape."""
+    """A mask_mod whose arguments do not change, so that its tiles are classified once per shape."""
 
     _numbers = itertools.count(1)
 
@@ -271,8 +271,8 @@ class BlockMask:
 def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) -> BlockMask:
     """Make a mask for many calls of attention: `flash_attention(q, k, v, mask_mod=block_mask)`.
 
-    The first call of each shape finds which tiles it hides, for all later ones. So the arrays in mod_args must not
-    change afterwards.
+    The first call of each shape classifies its tiles for all later ones, so the arrays in mod_args must not change
+    afterwards.
 
     Args:
         mask_mod, mod_args: as in `helpers.attention.flash_attention`.
@@ -292,7 +292,7 @@ def parse_score_mod(
 
     Raises:
         TypeError: a text is not a string; an argument is neither a NumPy number nor an array.
-        ValueError: a name is not one in C++, or is taken; a derivative or arguments come without a function.
+        ValueError: a name is not valid in C++, or is reserved; a derivative or arguments are given without a function.
     """
     if score_mod is mask_mod is mod_args is score_mod_grad is None:  # most calls
         return None, {}
@@ -309,7 +309,7 @@ def parse_score_mod(
         for name, value in mask_mod.mod_args.items():
             if args.setdefault(name, value) is not value:
                 raise ValueError(f"mod_args[{name!r}] is not the one that the block mask was made with")
-        others = args.keys() - mask_mod.mod_args.keys()  # which may change from call to call
+        others = args.keys() - mask_mod.mod_args.keys()  # these may change from call to call
         kept = 0 if others.intersection(re.findall(_NAME, mask_mod.mask_mod)) else kept
         mask_mod = mask_mod.mask_mod
     if score_mod is not None:
@@ -358,9 +358,9 @@ def _text(name: str, text: Any) -> str:
 
 
 def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
-    """Return a call's functions: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
+    """Return a call's functions: the caller's, whose arrays now have types, then those of its bias, slopes and sinks.
 
-    In this order a key that a bias hides stays hidden, and a soft cap applies to q k^T alone, as in models.
+    In this order a key that a bias hides stays hidden, and a soft cap applies only to q k^T, as in models.
     """
     presets = ScoreMod()
     if bias := arrays.get("bias"):
@@ -384,12 +384,12 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
     return whole if whole != ScoreMod() else None
 
 
-DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # of score_mods.relative_bias
+DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # the code of score_mods.relative_bias
 DISTANCE = "kv_idx - q_idx"
 
 
 def distance_table(mod: ScoreMod | None) -> str | None:
-    """Return the name by which a call has the table of `score_mods.relative_bias`; None for other functions."""
+    """Return the call's name for the table of `score_mods.relative_bias`; None for other functions."""
     before, after = DISTANCE_TABLE.split("{}")
     for function in mod.scores if mod else ():
         if function.name == "score_mod" and function.text.startswith(before) and function.text.endswith(after):
@@ -398,7 +398,7 @@ def distance_table(mod: ScoreMod | None) -> str | None:
 
 
 def check_distances(mod: ScoreMod | None, arrays: Mapping[str, Spec], longest: int) -> None:
-    """Raise ValueError where `relative_bias` compares no distance with the table's ends, and the call has longer ones.
+    """Raise ValueError if `relative_bias` does not clamp distances to the table, and the call has longer ones.
 
     longest: rows or keys of the longest sequence.
     """
@@ -437,7 +437,7 @@ def _bias(bias: Spec) -> ScoreMod:
 
 
 def _tree(tree: Spec) -> ScoreMod:
-    """Make the function of a tree of drafts: of the newest tokens, each sees those that it follows, and itself."""
+    """Make the function of a tree of drafts: each of the newest tokens sees its ancestors and itself."""
     values, index = _index("drafts_follow", tree, ("batch", "token"))
     follows = f"""[&] {{
   const int first = kv_len - q_len, seen = kv_idx - first;
@@ -450,7 +450,7 @@ def _tree(tree: Spec) -> ScoreMod:
     return ScoreMod((Function("tree", text),), values=values, arrays=(("drafts_follow", tree.dtype.name, "tree"),))
 
 
-# Two neighbours as float2, by one load: the types' own structs would be loaded by halves.
+# Two neighbours as float2, in one load: the types' own structs would be loaded by halves.
 _PAIRS = {
     "float32": "*reinterpret_cast<const float2*>({})",
     "float16": "mod_half_pair(*reinterpret_cast<const unsigned*>({}))",

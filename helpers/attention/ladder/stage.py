@@ -1,4 +1,4 @@
-"""The description of a stage: launches of the kernels of one file, and a table entry that says all the rest.
+"""The description of a stage: launches of the kernels of one file, and a table entry with everything else.
 
     o = LADDER["online_softmax"](q, k, v)
 
@@ -29,11 +29,11 @@ def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of a stage: its -D options by head_dim, for few blocks, for a call; and which calls default to it."""
+    """The tuning of a stage: its -D options by head_dim, for few blocks, for a call; which calls default to it."""
 
-    # -D options by HEAD_DIM and the bytes of shared memory that a block may have. small_grid: where the usual tiles
-    # leave half a GPU idle; tiny_grid: where those of small_grid do so too; single_wave: where no multiprocessor has
-    # two blocks.
+    # -D options by HEAD_DIM and the bytes of shared memory per block. small_grid: if the usual tiles would leave half a
+    # GPU idle; tiny_grid: if those of small_grid would do so too; single_wave: if no multiprocessor would get two
+    # blocks.
     tiles: Callable[[int, int], Mapping[str, int]]
     small_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     tiny_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
@@ -44,39 +44,39 @@ class Tuning:
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:
-        """Return the same with one set of sizes for all grids."""
+        """Return this tuning with one set of sizes for all grids."""
         return replace(self, **dict.fromkeys(("small_grid", "tiny_grid", "single_wave"), _usual_sizes))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Attention by one kernel file: what it can do, and how it is compiled and launched. `plan.Rung` also runs it.
+    """Attention by one kernel file: its features, and how it is compiled and launched. `plan.Rung` also runs it.
 
-    features: what it can do beyond plain attention; any of
+    features: supported beyond plain attention; any of
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
-        mod      functions of scores, and what is made of them: bias, ALiBi, sinks
+        mod      functions of scores, and features made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 when q is of a half type
-        continues  results joined with those of other keys, for ring attention
+        continues  results merged with those of other keys, for ring attention
         descale  q_descale, k_descale and v_descale, for e4m3; block_descale: also for blocks of rows
     """
 
     number: int
-    name: str  # of the stage, and of its kernel where it has one
+    name: str  # the stage's, and its kernel's if it has one
     file: str
     idea: str
     tuning: Tuning
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
     direction: str = "forward"  # or backward, bias, decode, rotate, project
-    kernels: tuple[str, ...] = ()  # their names in the file, where there are several
+    kernels: tuple[str, ...] = ()  # their names in the file, if there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
-    out_dtypes: tuple[str, ...] = ()  # of the results, the first by default; those of the inputs where it is empty
+    out_dtypes: tuple[str, ...] = ()  # those of the results, the default first; empty for the inputs'
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
-    only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
+    only_cc: bool = False  # it uses features that only GPUs of this compute capability have, not later ones
     max_head_dim: int = 128
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
@@ -86,7 +86,7 @@ class Stage:
     unavailable: Callable[[], str | None] = lambda: None  # why headers that it includes are not installed, or None
     error_factor: float = 1.0  # multiplies the bench's tolerance; for steps before compensated sums
     zeroed: frozenset[str] = frozenset()  # scratch that is 0 before a launch, and after it
-    slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
+    slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests use few
 
     def changed(self: S, **fields_of_both: Any) -> S:
         """Return a copy of the stage with some fields replaced, its own or those of its tuning."""
@@ -94,7 +94,7 @@ class Stage:
         tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
         return replace(self, tuning=replace(self.tuning, **tuned), **fields_of_both)
 
-    # ---- what it is compiled with
+    # ---- how it is compiled
 
     def tiles(self, head_dim: int) -> Mapping[str, int]:
         """Return the tile sizes for a head dimension on this device, in grids that fill it."""
@@ -113,9 +113,9 @@ class Stage:
         """Return the -D options for one launch: with other tiles if the usual ones would give too few blocks.
 
         Args:
-            rows: of the longest sequence: rows of q, or of k in the backward, whose blocks have tiles of keys.
-            heads: of all sequences together: heads of q, or of k in the backward.
-            uneven: the mask, such as a causal one, leaves half of the blocks less than half of the work.
+            rows: those of the longest sequence: of q, or of k in the backward pass, whose blocks have tiles of keys.
+            heads: those of all sequences together: of q, or of k in the backward pass.
+            uneven: the mask, such as a causal one, leaves half of the blocks with less than half of the work.
         """
         defines = self.defines(head_dim)
         tile = "BLOCK_N" if self.direction == "backward" else "BLOCK_M"
@@ -123,7 +123,7 @@ class Stage:
         def blocks() -> int:
             return -(-rows // defines[tile]) * heads
 
-        idle = limits.multiprocessors() // (1 if uneven else 2)  # with so many blocks half of the GPU is idle
+        idle = limits.multiprocessors() // (1 if uneven else 2)  # with this many blocks half of the GPU is idle
         if blocks() <= idle:
             defines.update(self.tuning.small_grid(head_dim, limits.most_shared()))
             if blocks() <= idle:
@@ -149,16 +149,16 @@ class Stage:
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def result_dtype(self, dtype: str) -> str:
-        """Name the dtype of the results for inputs of a dtype, where the call asks for none."""
+        """Name the results' dtype for an inputs' dtype, if the call does not specify it."""
         return self.out_dtypes[0] if self.out_dtypes else dtype
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>".
 
-        The name of an instance stays as it is.
+        An instance's name is returned unchanged.
 
         Args:
-            dtype: of the inputs; or of the results, where the stage has `out_dtypes`.
+            dtype: the inputs', or the results' if the stage has `out_dtypes`.
         """
         name = name or self.name
         of = self.result_dtype(dtype) if dtype in self.dtypes else dtype
@@ -176,7 +176,7 @@ class Stage:
         block, shared = (self.threads(sizes),), self.shared_bytes(sizes)
         return Launch(name or self.name, grid, block, shared, args)
 
-    # ---- what it can do
+    # ---- what it supports
 
     def why_not(
         self,
@@ -196,7 +196,7 @@ class Stage:
         block_descale: str = "",
         unpadded: int = 0,
     ) -> str | None:
-        """Return the reason why it cannot do this on this device, or None. unpadded: head_dim as the caller has it."""
+        """Return the reason why it does not support this on this device, or None. unpadded: the caller's head_dim."""
         if dtype not in self.dtypes:
             return f"it takes {titles(*self.dtypes)}, not {titles(dtype)}"
         if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
@@ -256,13 +256,13 @@ class Stage:
     def check(
         self, q: Any, k: Any, v: Any, options: Asked, *, packed: bool = False, extras: Mapping[str, Any] | None = None
     ) -> Asked:
-        """Check that this stage can do a call, and return the options as `Options.checked` does.
+        """Check that this stage supports a call, and return the options from `Options.checked`.
 
         Args:
-            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: what `extras.extra_inputs` returns.
+            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: from `extras.extra_inputs`.
 
         Raises:
-            TypeError, ValueError: as `plan.Rung.__call__`.
+            TypeError, ValueError: as for `plan.Rung.__call__`.
         """
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
         if reason := self.why_not(**{**options.needs(q, k, packed=packed), **needs(extras or {})}):

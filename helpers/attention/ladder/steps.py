@@ -43,9 +43,9 @@ from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_
 class _Climb(NamedTuple):
     """The steps to a stage.
 
-    last_idea: what the stage adds to the last step; its own `idea` names all of the climb. before: the file that the
-    first step is made from; its own file where the climb begins anew with one that is read whole. base: a kernel that
-    the climb begins anew with, read whole: it is no step, and the first step is made from it.
+    last_idea: what the stage adds to the last step; its own `idea` names the whole climb. before: the file that the
+    first step is made from; the step's own file if the climb starts afresh with it, read as a whole. base: a kernel
+    that the climb starts afresh with, read as a whole: not a step, but the first step is made from it.
     """
 
     stage: str
@@ -63,12 +63,12 @@ def _step(
     candidates: Callable[[int], Sequence[Sizes]] | None = None,
     **changed: Any,
 ) -> Rung:
-    """Make a step of the climb to target: the stage with another file, and what that file needs otherwise.
+    """Make a step of the climb to target: the stage with another file, and the changes that this file needs.
 
-    It has one set of sizes for all grids, so that two steps differ by their text alone. None has functions of scores.
+    It has one set of sizes for all grids, so that steps differ only in their text. No step has functions of scores.
 
     Args:
-        candidates: sizes by HEAD_DIM, of which the first that fits is taken; the stage's own if it is left out.
+        candidates: sizes by HEAD_DIM, the first of which that fits is used; by default the stage's own.
     """
     count = shared_bytes or target.shared_bytes
     if candidates:
@@ -109,13 +109,13 @@ def _one_row(head_dim: int) -> list[dict[str, int]]:
 
 
 def _two_rows(head_dim: int) -> list[dict[str, int]]:
-    """Return sizes with two rows a thread, or one where the accumulators of two would not fit the registers."""
+    """Return sizes with two rows per thread, or one if the accumulators of two would not fit the registers."""
     rows_per_thread = 2 if head_dim <= 64 else 1
     return [{**sizes, "THREADS": sizes["BLOCK_M"] // rows_per_thread} for sizes in _one_row(head_dim)]
 
 
 def _as_the_stage(head_dim: int) -> list[Sizes]:
-    """Return the stage's sizes, such as 8 x 8 scores a thread, then smaller ones where a step's padding needs more."""
+    """Return the stage's sizes, such as 8 x 8 scores per thread, then smaller ones for steps that need more padding."""
     smaller = Tiles(64, 32, 128, 8), Tiles(32, 32, 64, 8), Tiles(16, 16, 32, 8)
     return [LADDER["register_tiles"].tiles(head_dim), *(tiles.defines for tiles in smaller)]
 
@@ -164,7 +164,7 @@ def _flash_wmma() -> _Climb:
 
 
 def _p_shared(sizes: Sizes) -> int:
-    """Count SHARED_BYTES where P is stored: 128 rows with 16 bytes of padding each."""
+    """Count SHARED_BYTES if P is stored: 128 rows with 16 bytes of padding each."""
     return _one_tile_shared(sizes) + 2 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 8)
 
 
@@ -174,7 +174,7 @@ def _one_tile_shared(sizes: Sizes, padding: int = 8) -> int:
 
 
 def _as_wmma(head_dim: int) -> list[dict[str, int]]:
-    """Return the sizes of flash_wmma; fewer rows a block where there is little shared memory."""
+    """Return the sizes of flash_wmma; fewer rows per block if there is little shared memory."""
     return [{"BLOCK_M": rows, "BLOCK_N": 32, "MIN_BLOCKS": 2} for rows in (128, 64)]
 
 
@@ -213,7 +213,7 @@ def _backward_mma_shared(sizes: Sizes, *, buffers: int, p_stored: bool) -> int:
     """Count SHARED_BYTES of the steps to backward_mma: K and V, Q and dO with their lse and delta, dS and P.
 
     Args:
-        buffers: of Q, dO, lse and delta. p_stored: P is stored even where no other warp reads it.
+        buffers: those of Q, dO, lse and delta. p_stored: P is stored even if no other warp reads it.
     """
     rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
     in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps and not p_stored
@@ -250,10 +250,10 @@ def _backward_mma() -> _Climb:
 
 
 def _ring_shared(sizes: Sizes, *, barriers: Callable[[int, int], int]) -> int:
-    """Count SHARED_BYTES of the steps to hopper that have no room for O: Q, STAGES tiles each of K and V, mbarriers.
+    """Count SHARED_BYTES of the steps to hopper without space for O: Q, STAGES tiles each of K and V, mbarriers.
 
     Args:
-        barriers: how many, by warpgroups of consumers and stages.
+        barriers: their number, by consumer warpgroups and stages.
     """
     row = 128 * round_up(sizes["HEAD_DIM"], 64) // 64
     count = barriers(sizes["BLOCK_M"] // 64, sizes["STAGES"])
@@ -261,7 +261,7 @@ def _ring_shared(sizes: Sizes, *, barriers: Callable[[int, int], int]) -> int:
 
 
 def _equal_registers(head_dim: int) -> int:
-    """Return the most keys a tile where all threads have 168 registers, or 128 with three consumers: no spills."""
+    """Return the most keys per tile if all threads have 168 registers, or 128 with three consumers: no spills."""
     return 112 if head_dim <= 64 else 128
 
 
@@ -342,7 +342,7 @@ def _hopper() -> _Climb:
 
 def _flash_cute() -> _Climb:
     step = partial(_step, LADDER["flash_cute"])
-    # It includes nothing of CuTe, and has the tile that one writes first: with a larger one it would spill.
+    # It includes nothing of CuTe, and has the tile that one would write first: a larger one would spill.
     base = step(
         "12_00_by_headers.cu",
         "07 by its headers",
@@ -417,11 +417,11 @@ def _fp16x3() -> _Climb:
 
 
 def _fewer_keys(head_dim: int) -> list[Sizes]:
-    """Return fp8's sizes with fewer keys a tile: where O is summed in place, it takes its registers beside all of S."""
+    """Return fp8's sizes with fewer keys per tile: O summed in place needs registers in addition to all of S."""
     return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 160 if head_dim <= 64 else 128}]
 
 
-_fp8_step = partial(_step, LADDER["fp8"], variant=variant_of_descales)  # whose files transpose no V
+_fp8_step = partial(_step, LADDER["fp8"], variant=variant_of_descales)  # their files do not transpose V
 
 
 def _fp8() -> _Climb:
@@ -450,13 +450,13 @@ LAST_IDEAS: Mapping[str, str] = {climb.stage: climb.last_idea for climb in _CLIM
 
 
 def _strided_rotating(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch as flash_mma, with the tables and positions of the rotary embedding."""
+    """Launch like flash_mma, with the tables and positions of the rotary embedding."""
     numbers = *position_strides(call), call.arrays["rotary_cos"].shape[0]
     params = (np.array([numbers], ROTATION_PARAMS),)
     return strided(stage, call, sizes, tables=given(call, *ROTARY), more_params=params)
 
 
-# Compared with 11_rotary.cu, which rotates q and k in a pass of its own: flash_mma that rotates what it has loaded.
+# Compared with 11_rotary.cu, which rotates q and k in a separate pass: flash_mma that rotates what it has loaded.
 ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
     number=11,
     name="rotation_in_load",
@@ -470,13 +470,13 @@ ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
 
 @contextlib.contextmanager
 def _by_pairs(sizes: Sizes) -> Iterator[Sizes]:
-    """Yield the sizes of a tile that a cluster of two blocks takes, while there are half as many to take tiles."""
+    """Yield the sizes of a tile for a cluster of two blocks, of which there are half as many."""
     with limits.reserve_sms(limits.multiprocessors() - limits.persistent_blocks() // 2):
         yield {**sizes, "BLOCK_M": 2 * sizes["BLOCK_M"]}
 
 
 def _in_pairs(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch as hopper, by pairs; the boxes of K and V are the halves of a tile that each block of a pair copies."""
+    """Launch like hopper, by pairs; the boxes of K and V are the halves of a tile that the blocks of a pair copy."""
     half = sizes["BLOCK_N"] // 2
     with _by_pairs(sizes) as of_pair:
         order, main = launch_in_order(stage, call, of_pair, (Map("q", 64), Map("k", half), Map("v", half)))
@@ -505,7 +505,7 @@ FP8_CODES = _fp8_step("16_03_codes.cu", "weights as codes of e4m3", features=_OF
 
 
 def files(stage: str) -> list[str]:
-    """List the files of the climb to a stage, each made from the one before it: at first the one in BEFORE."""
+    """List the files of the climb to a stage, each made from the previous one, beginning with the one in BEFORE."""
     own = [step.file for step in CLIMBS[stage]]
     return own if BEFORE[stage] == own[0] else [BEFORE[stage], *own]
 
@@ -516,7 +516,7 @@ def ideas(stage: str) -> list[str]:
 
 
 def numbered(climb: Sequence[Stage]) -> dict[int, Stage]:
-    """Return the steps of a climb by the numbers in their files; the stage, whose file has none, after the last."""
+    """Return the steps of a climb by the numbers in their files, and the stage, whose file has none, after the last."""
     by_number: dict[int, Stage] = {}
     for step in climb:
         own = re.match(r"steps/\d\d_(?:fp16_)?(\d\d)_", step.file)

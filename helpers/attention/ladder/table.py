@@ -1,4 +1,4 @@
-"""The table of stages, and which of them can do a call.
+"""The table of stages, and the choice among those that support a call.
 
 A new stage is one `.cu` file, one entry in a module of stages/, and its place here.
 """
@@ -23,7 +23,7 @@ from helpers.attention.ladder.stages.tensor_cores import FLASH_CUTE, FLASH_MMA, 
 
 S = TypeVar("S", bound=Stage)
 
-_STAGES = (  # of those that can do a call, the last one is taken whose by_default says so
+_STAGES = (  # among those that support a call, the last whose by_default accepts it is used
     *(NAIVE, TILED, ONLINE_SOFTMAX, REGISTER_TILES, HEADS_AND_MASKS),
     *(FLASH_WMMA, FLASH_MMA, BACKWARD_FLOAT, BACKWARD_MMA, HOPPER, FLASH_CUTE),
     *(HOPPER_BACKWARD_WIDE, HOPPER_BACKWARD, FP16X3, TF32, FP8),
@@ -42,7 +42,7 @@ def backward_of(stages: Mapping[str, S]) -> dict[str, S]:
 
 
 def able_of(stages: Mapping[str, S], **needs: Any) -> list[S]:
-    """Return the stages that can do what a call needs on this device, the fastest first.
+    """Return the stages that support a call's needs on this device, fastest first.
 
     Args:
         needs: the arguments of `Stage.why_not`.
@@ -51,7 +51,7 @@ def able_of(stages: Mapping[str, S], **needs: Any) -> list[S]:
 
 
 def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) -> S | None:
-    """Return the stage for a call that names none: the last, and fastest, that can do it here; None if none can.
+    """Return the stage for a call that names none: the last, and fastest, that supports it here; None if none does.
 
     Args:
         rows: of Q. all_rows: of all heads together; for gradients, keys of all heads of Q. needs: the arguments of

@@ -1,10 +1,10 @@
-"""Tensor maps: descriptions of arrays that TMA copies read. The driver makes them, and a kernel takes them by value.
+"""Tensor maps: descriptions of arrays for TMA copies. The driver makes them, and a kernel takes them by value.
 
     tensor_map(Spec.of(k), address(k), box_rows=128)  # for `const __grid_constant__ TensorMap k_map`
 
 An array (batch, heads, rows, head_dim), with any strides, becomes four dimensions, the fastest first: {head_dim, rows,
 heads, batch}. So a copy never reads or writes beyond the rows of its own head. The driver is called through ctypes:
-neither CuPy nor NVRTC has the function. Without a GPU, the CPU engine's twin of it makes the map.
+neither CuPy nor NVRTC has the function. Without a GPU, the CPU engine's version of it makes the map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helpers import device
 from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
-PANEL_BYTES = 128  # of a row in a panel: what the swizzle spans
+PANEL_BYTES = 128  # bytes per row of a panel: the width of the swizzle
 TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))], align=True)  # the struct of kernels/hopper.cuh
 
 _DTYPES = {dtype_of("uint8"): 0, dtype_of("float16"): 6, dtype_of("bfloat16"): 9}  # CU_TENSOR_MAP_DATA_TYPE_...
@@ -31,7 +31,7 @@ _SWIZZLES, _L2_PROMOTION_128B = {64: 2, 128: 3}, 2
 def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the driver's (sizes, strides in bytes) of an array (batch, heads, rows, head_dim), the fastest first.
 
-    head_dim has no stride. A dimension of size 1 gets a stride that is allowed, as libraries leave any number there. A
+    head_dim has no stride. A dimension of size 1 gets a valid stride, because libraries may leave any number there. A
     broadcast one keeps its 0, which the driver accepts.
     """
     sizes = tuple(reversed(spec.shape))
@@ -41,7 +41,7 @@ def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def box_columns(spec: Spec) -> int:
-    """Return how many columns a box has: of 128 bytes, or of 64 where a row of one-byte elements has no more."""
+    """Return the number of columns in a box: 128 bytes, or 64 if a row of one-byte elements has no more."""
     size = spec.dtype.itemsize
     return (64 if size == 1 and spec.shape[-1] <= 64 else PANEL_BYTES) // size
 
@@ -56,7 +56,8 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
         shape (1,), dtype `TENSOR_MAP`.
 
     Raises:
-        ValueError: the driver, or its twin, refuses: a stride that is not a multiple of 16 bytes, more than 256 rows.
+        ValueError: the driver, or the engine, refuses it: a stride that is not a multiple of 16 bytes, more than 256
+            rows.
     """
     at, room = _encode(spec, address, box_rows)
     if not device.ON_GPU:
@@ -70,7 +71,7 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
 
 
 def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
-    """Return the map's address in the host's memory, and the object that keeps it there."""
+    """Return the map's address in host memory, and the object that keeps it alive."""
     if not device.ON_GPU:
         box = (box_columns(spec), box_rows, 1, 1)
         how = spec.dtype.name, address, *dimensions(spec), box
@@ -100,7 +101,7 @@ def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
 
 
 class Made(NamedTuple):
-    """The description behind a map of the driver, the fastest dimension first; strides and swizzle in bytes."""
+    """The description behind a driver's map, fastest dimension first; strides and swizzle in bytes."""
 
     dtype: str
     address: int
@@ -122,7 +123,7 @@ def made_of(argument: Any) -> Made | None:
 
 @functools.cache
 def _driver_function() -> Any:
-    """Return cuTensorMapEncodeTiled of the CUDA driver. CuPy, which holds the arrays, has made a context by now."""
+    """Return cuTensorMapEncodeTiled of the CUDA driver. CuPy, which owns the arrays, has made a context by now."""
     driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     number, pointer = ctypes.c_int, ctypes.c_void_p
     arrays = (ctypes.c_char_p,) * 4
@@ -131,7 +132,7 @@ def _driver_function() -> Any:
 
 
 class MapCache:
-    """The maps of one argument by address, as a model calls with the same few addresses again and again."""
+    """The maps of one argument by address, because a model calls with the same few addresses repeatedly."""
 
     MOST = 64
 

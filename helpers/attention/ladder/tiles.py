@@ -1,6 +1,6 @@
-"""Tile sizes: what GPUs have room for, register tiles, and how a stage's table of sizes is read.
+"""Tile sizes: the capacities of GPUs, register tiles, and how a stage's table of sizes is read.
 
-Sizes are compiled into a kernel. Those of a stage, and why it has them, stand with the stage, in stages/.
+Sizes are compiled into a kernel. Each stage's sizes, and the reasons for them, are in stages/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMITS: dict[int, str] = {
     163 * KB: "A100 (sm_80)",
     227 * KB: "H100, H200, B200 (sm_90, sm_100)",
 }
-# Bytes that all blocks of a multiprocessor share, by the limit of one. A block takes 1 KB more than it asks for.
+# Bytes shared by all blocks of a multiprocessor, by the limit of one. A block takes 1 KB more than it requests.
 PER_MULTIPROCESSOR = {48 * KB: 64 * KB, 64 * KB: 64 * KB, 99 * KB: 100 * KB, 163 * KB: 164 * KB, 227 * KB: 228 * KB}
 RESERVED = KB
 MAX_HEAD_DIM = 256
@@ -58,7 +58,7 @@ class Tiles:
         return 16 * (self.block_m * row + self.block_n * (k_row + v_row)) + p
 
     def blocks(self, head_dim: int, limit: int) -> int:
-        """Return how many blocks a multiprocessor with that limit has shared memory for."""
+        """Return how many blocks' shared memory fits a multiprocessor with that limit."""
         return blocks_in_shared_memory(self.shared_bytes(head_dim), limit)
 
 
@@ -74,10 +74,10 @@ class Gpu:
     registers: int = 65536
 
     def resident(self, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
-        """Return how many blocks run on a multiprocessor at a time, and which resource is too scarce for one more.
+        """Return how many blocks run on a multiprocessor at a time, and which resource limits them.
 
         Args:
-            threads: of a block; registers: of a thread; shared_bytes: of a block.
+            threads: per block; registers: per thread; shared_bytes: per block.
         """
         warps = -(-threads // 32)
         # Each of the 4 schedulers has a quarter of the registers. A warp takes them in units of 256: 8 for a lane.
@@ -122,12 +122,12 @@ def known_limit(shared_limit: int) -> int:
 
 
 def blocks_in_shared_memory(shared_bytes: int, shared_limit: int) -> int:
-    """Return how many such blocks fit a multiprocessor's shared memory, where a block may have `shared_limit` bytes."""
+    """Return how many such blocks fit a multiprocessor's shared memory, if a block may have `shared_limit` bytes."""
     return PER_MULTIPROCESSOR[known_limit(shared_limit)] // (shared_bytes + RESERVED)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is not below the number."""
+    """Round the number up to a multiple of `multiple`."""
     return -(-number // multiple) * multiple
 
 
@@ -140,7 +140,7 @@ def entry(table: Mapping[int, T], head_dim: int) -> T:
     """Return the entry for a head dimension.
 
     Raises:
-        ValueError: it is below 1, or above all of the table.
+        ValueError: it is below 1, or above the table's largest.
     """
     if not 1 <= head_dim <= max(table):
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(table)}")
@@ -148,14 +148,14 @@ def entry(table: Mapping[int, T], head_dim: int) -> T:
 
 
 def other_entry(table: Mapping[int, T | None], head_dim: int) -> T | None:
-    """Return the entry of a table that has some head dimensions alone, in order; None for the others."""
+    """Return the entry of a table that has only some head dimensions, in order; None for the others."""
     return next((other for most, other in table.items() if head_dim <= most), None)
 
 
 def first_that_fits(
     choices: Sequence[Sizes], shared_bytes: Callable[[Sizes], int], head_dim: int, shared_limit: int
 ) -> dict[str, int]:
-    """Return the first sizes with which a block takes `shared_limit` bytes at most.
+    """Return the first sizes with which a block takes at most `shared_limit` bytes.
 
     Raises:
         ValueError: nothing fits.

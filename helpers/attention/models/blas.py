@@ -29,7 +29,7 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Make OpenBLAS multiply matrices on the calling thread alone; restore its threads at the end of the context.
+    """Make OpenBLAS multiply matrices on the calling thread only; restore its threads at the end of the context.
 
     After a product, OpenBLAS's other threads wait for the next one in a busy loop. A kernel that is launched on the CPU
     engine at that time has fewer cores. Small products gain nothing from more threads.

@@ -31,7 +31,7 @@ from helpers.attention.models.blas import one_thread
 from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
 
-xp = device.cp if device.ON_GPU else np  # what the model computes with
+xp = device.cp if device.ON_GPU else np  # the array module of the model
 
 
 def to_host(a: Any) -> np.ndarray:
@@ -55,7 +55,7 @@ class Attention(Protocol):
 class FlashAttention:
     """Attention by the course's kernels.
 
-    dtype: what q, k and v are converted to: "float32", "float16" or "bfloat16". The output and the gradients are
+    dtype: q, k and v are converted to it: "float32", "float16" or "bfloat16". The output and the gradients are
     converted back to the model's dtype. On the CPU engine float32 is the fastest.
     stage, backward_stage, deterministic: options of flash_attention and flash_attention_backward.
     """
@@ -82,7 +82,7 @@ class FlashAttention:
         return self._to_model(o, model_dtype), (q, k, v, o, lse)
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """Return the gradients of q, k and v, each (B, T, H, d). P is computed again from lse: notebook 08."""
+        """Return the gradients of q, k and v, each (B, T, H, d). P is recomputed from lse: see notebook 08."""
         device_do = device.cp.asarray(do.astype(self.dtype, copy=False))
         gradients = flash_attention_backward(device_do, *saved, causal=True, **self.backward_options)
         dq, dk, dv = (self._to_model(a, do.dtype) for a in gradients)
@@ -144,7 +144,7 @@ def layer_norm(x: Any, gain: Any, bias: Any) -> tuple[Any, Any]:
 def layer_norm_backward(dy: Any, gain: Any, saved: Any) -> tuple[Any, Any, Any]:
     """Return dx (..., D), dgain (D,), dbias (D,).
 
-    Two means are subtracted from g because every element of x has a part in the mean and the variance of its row.
+    Two means are subtracted from g because every element of x contributes to the mean and the variance of its row.
     """
     x_hat, inverse = saved
     g = dy * gain
@@ -167,7 +167,7 @@ def gelu(x: Any) -> tuple[Any, Any]:
 
 def gelu_backward(dy: Any, x: Any, tanh: Any) -> Any:
     """Return dx, of x's shape: the product rule, with tanh' = 1 - tanh^2."""
-    inner = _GELU_SCALE * (1 + 3 * _GELU_CUBE * x * x)  # the derivative of what tanh is taken of
+    inner = _GELU_SCALE * (1 + 3 * _GELU_CUBE * x * x)  # the derivative of tanh's argument
     return dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * inner)
 
 
@@ -189,7 +189,7 @@ def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def _check_indices(name: str, a: Any, end: int) -> None:
-    """Refuse what is no index from 0 to end - 1; on a GPU look at the dtype alone, so that the host does not wait."""
+    """Refuse anything but indices from 0 to end - 1; on a GPU check only the dtype, so that the host does not wait."""
     if a.dtype.kind not in "iu":
         raise ValueError(f"{name} is {a.dtype}; whole numbers are needed")
     if not device.ON_GPU and a.size and not (a.min() >= 0 and a.max() < end):
@@ -260,8 +260,8 @@ class CharGPT:
             dtype: np.float32; np.float64 for PlainAttention.
 
         Raises:
-            TypeError, ValueError: heads does not divide width; no character, or one twice; attention or config is none;
-                dtype is another.
+            TypeError, ValueError: heads does not divide width; no character, or one twice; attention or config is not
+                one; another dtype.
         """
         if not isinstance(config, Config) or not hasattr(attention, "forward"):
             got = f"{type(config).__name__} and {type(attention).__name__}"
@@ -297,7 +297,7 @@ class CharGPT:
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int64. ValueError for a character that is not in the alphabet."""
         if not isinstance(text, str):
-            raise TypeError(f"text is a text; got {type(text).__name__}")
+            raise TypeError(f"text must be a str; got {type(text).__name__}")
         token = {character: i for i, character in enumerate(self.characters)}
         if unknown := [character for character in text if character not in token]:
             known = f"{len(token)} characters: {self.characters!r:.80}"
@@ -310,8 +310,8 @@ class CharGPT:
         positions: (B, T) of int, for a server; without them 0 to T - 1, as backward takes them.
 
         Raises:
-            ValueError: tokens is not (B, T) of int, with T at most the context; on the CPU also a token or a position
-                that there is not, which a GPU's arrays would take for another one.
+            ValueError: tokens is not (B, T) of int, with T at most the context; on the CPU also an invalid token or
+                position, which a GPU's arrays would silently replace by another one.
         """
         self._check_tokens(tokens, positions)
         places = slice(tokens.shape[1]) if positions is None else positions
@@ -401,7 +401,7 @@ class CharGPT:
     def sample(self, prompt: str, length: int, *, temperature: float = 0.8, seed: int = 0) -> str:
         """Return the prompt and `length` more characters, each drawn from softmax(logits / temperature).
 
-        temperature: 0 for the likeliest character each time. seed: of the draws, a whole number from 0 on.
+        temperature: 0 for the likeliest character each time. seed: that of the draws, a whole number from 0 on.
 
         All `context` positions are computed for each character, so that every call has the same shapes. Positions after
         the last character hold padding, which it cannot see, because attention is causal.
@@ -412,7 +412,7 @@ class CharGPT:
                 below 0.
         """
         if not isinstance(prompt, str):
-            raise TypeError(f"prompt is a text; got {type(prompt).__name__}")
+            raise TypeError(f"prompt must be a str; got {type(prompt).__name__}")
         if not prompt:
             raise ValueError("prompt is empty: a sample needs a character or more to go on with")
         length = whole_number("length", length, least=0)
@@ -439,7 +439,7 @@ def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> in
 
 
 def check_sampling(temperature: Any, seed: Any) -> None:
-    """Refuse a temperature that is not finite or below 0, and a seed that is no whole number from 0 on."""
+    """Refuse a temperature that is not finite or below 0, and a seed that is not a whole number from 0 on."""
     if finite_number("temperature", temperature) < 0:
         raise ValueError(f"temperature = {temperature}; 0, for the likeliest character, or more is needed")
     whole_number("seed", seed, least=0)
@@ -468,7 +468,7 @@ class Adam:
 
 
 def learning_rate_at(step: int, steps: int, highest: float, warm_up: int) -> float:
-    """Return the rate of a step: up in a line for `warm_up` steps, then by half a cosine down to a tenth of it."""
+    """Return the learning rate of a step: linear warm-up for `warm_up` steps, then a half cosine down to a tenth."""
     if step < warm_up:
         return highest * (step + 1) / warm_up
     share = (step - warm_up) / max(1, steps - warm_up)
@@ -477,7 +477,7 @@ def learning_rate_at(step: int, steps: int, highest: float, warm_up: int) -> flo
 
 @dataclass
 class Training:
-    """The record of a training: losses in nats a character, one a step; validation as (steps done, loss)."""
+    """The record of a training run: losses in nats per character, one per step; validation as (steps done, loss)."""
 
     model: CharGPT
     losses: list[float] = field(default_factory=list)
@@ -504,19 +504,18 @@ def train(
     """Train a model on a text: `steps` batches of `batch` pieces of it, drawn at random.
 
     Args:
-        config: the size of the model; Config() where it is not given.
-        attention: FlashAttention() where it is not given. With another one, the same seed gives the same parameters and
-            batches.
+        config: the size of the model; by default Config().
+        attention: by default FlashAttention(). With another one, the same seed gives the same parameters and batches.
         held_out: the share of the text, at its end, that is not trained on. 8 batches of it, the same ones each time,
             give the validation loss.
         every: steps between two validation losses and lines of the report. One more comes after the last step.
         report: gets a line of text; None for silence.
 
     Raises:
-        TypeError, ValueError: a text too short for the context; numbers that are none, or below their least.
+        TypeError, ValueError: a text too short for the context; arguments that are not numbers, or too small.
     """
     if not isinstance(text, str):
-        raise TypeError(f"text is a text; got {type(text).__name__}")
+        raise TypeError(f"text must be a str; got {type(text).__name__}")
     if report is not None and not callable(report):
         raise TypeError(f"report is a function that gets a line, or None; got {type(report).__name__}")
     finite_number("learning_rate", learning_rate)
@@ -545,7 +544,7 @@ def train(
                 line += f"   validation {run.validation[-1][1]:.3f}"
             if report:
                 report(f"{line}   {time.perf_counter() - began:.0f} s")
-    run.losses = [float(loss) for loss in losses]  # on a GPU each is waited for here, not at its step
+    run.losses = [float(loss) for loss in losses]  # on a GPU each is waited for here, not in its step
     run.seconds = time.perf_counter() - began
     return run
 

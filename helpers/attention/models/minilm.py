@@ -31,12 +31,12 @@ LAYERS = 6
 HEADS = 12
 WIDTH = 384
 HEAD_DIM = WIDTH // HEADS
-POSITIONS = 512  # rows of the table of positions: no text may have more tokens
+POSITIONS = 512  # rows of the table of positions: the most tokens of a text
 MAX_TOKENS = 256  # the reference implementation cuts longer texts here
 LAYER_NORM_EPS = 1e-12
 
 xp = device.cp if device.ON_GPU else np
-TOKENS_PER_PACK = 8192 if device.ON_GPU else 2048  # of the sentences that go through the layers together
+TOKENS_PER_PACK = 8192 if device.ON_GPU else 2048  # tokens of the sentences that go through the layers together
 
 Attention = Callable[[Any, Any, Any, Any, int], Any]
 
@@ -89,7 +89,7 @@ class MiniLM:
             attention: what computes softmax(q k^T / sqrt(d)) v in all layers, called as kernel_attention.
             dtype: of the weights and of all that is computed. The course's attention takes float32.
 
-        Raises NoWeights where the weights are not here and cannot be fetched.
+        Raises NoWeights if the weights are missing and cannot be fetched.
         """
         weights = minilm_weights() if weights is None else weights
         self.tokenizer = WordPiece(minilm_vocabulary() if vocabulary is None else vocabulary)
@@ -107,7 +107,8 @@ class MiniLM:
             (len(sentences), 384) of the model's dtype, CuPy's array on a GPU.
 
         Raises:
-            TypeError: a single text instead of a list, or something that is not a text; max_tokens is no whole number.
+            TypeError: a single text instead of a list, or something that is not a text; max_tokens is not a whole
+                number.
             ValueError: max_tokens is not from 3 to 512.
         """
         if isinstance(sentences, str):
@@ -142,7 +143,7 @@ class MiniLM:
         x = self._layer_norm(x + w["embeddings.position_embeddings.weight"][places], "embeddings.LayerNorm")
         for i in range(LAYERS):
             p = f"encoder.layer.{i}"
-            # One product gives q, k and v. They stay where they are: the kernel reads them with their strides.
+            # One product gives q, k and v. They stay in place: the kernel reads them with their strides.
             qkv = self._linear(x, f"{p}.attention.self.qkv").reshape(-1, 3, HEADS, HEAD_DIM)
             o = self.attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, max(lengths)).reshape(-1, WIDTH)
             x = x + self._linear(o, f"{p}.attention.output.dense")
@@ -180,13 +181,13 @@ def gelu(x: Any) -> Any:
     if x.dtype == np.float64:
         return 0.5 * x * (1.0 + np.vectorize(math.erf, otypes=[np.float64])(x * math.sqrt(0.5)))
     out = np.empty_like(x)
-    for begin in range(0, len(x), 16):  # rows that stay in the cache from one line to the next
+    for begin in range(0, len(x), 16):  # rows that stay in the cache between lines
         part = x[begin : begin + 16]
         y = np.abs(part)
         t = 1.0 / (1.0 + (0.3275911 * math.sqrt(0.5)) * y)
         tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
         tail *= np.exp(-0.5 * part * part)
-        tail *= 0.5 * y  # |x| (1 - Phi(|x|)): what relu is too much by, on both sides of 0
+        tail *= 0.5 * y  # relu's excess, on both sides of 0
         np.subtract(np.maximum(part, 0.0), tail, out=out[begin : begin + 16])
     return out
 
@@ -194,7 +195,7 @@ def gelu(x: Any) -> Any:
 def packs(ids: Sequence[Sequence[int]], most: int | None = None) -> Iterator[list[int]]:
     """Pack sentences that go through the layers together: yield their numbers, with at most `most` tokens a pack.
 
-    Sentences of like length come together, since a launch has blocks for its longest sentence, for all of them.
+    Sentences of similar length go together, because a launch has as many blocks for each sentence as for its longest.
     """
     most = TOKENS_PER_PACK if most is None else whole_number("most", most, least=1)
     pack: list[int] = []
@@ -230,7 +231,7 @@ class WordPiece:
     """BERT's tokenizer for English in lower case (Devlin et al. 2019; google-research/bert, tokenization.py).
 
     A text becomes words and punctuation marks; a word becomes the longest pieces of the vocabulary, from the left.
-    `##` opens a piece that continues a word. In a text, "[SEP]" is three ordinary marks and letters, no special token.
+    `##` begins a piece that continues a word. In a text, "[SEP]" is ordinary marks and letters, not a special token.
     """
 
     LONGEST_WORD = 100  # characters; a longer word is unknown
@@ -250,7 +251,7 @@ class WordPiece:
     def pieces(self, text: str) -> list[str]:
         """Return the pieces of a text, without [CLS] and [SEP]. TypeError for what is not a text."""
         if not isinstance(text, str):
-            raise TypeError(f"a sentence is a text; got {type(text).__name__}")
+            raise TypeError(f"a sentence must be a str; got {type(text).__name__}")
         return [piece for word in words(text) for piece in self._pieces_of(word)]
 
     def _pieces_of(self, word: str) -> list[str]:
@@ -309,7 +310,7 @@ def _is_control(character: str) -> bool:
 
 
 def _is_punctuation(character: str) -> bool:
-    """Return True for Unicode's punctuation, and for ASCII that is no letter, digit or space, such as $ and +."""
+    """Return True for Unicode's punctuation, and for ASCII that is not a letter, digit or space, such as $ and +."""
     ascii_mark = "!" <= character <= "~" and not character.isalnum()
     return ascii_mark or unicodedata.category(character).startswith("P")
 

@@ -40,7 +40,7 @@ def chapter() -> str:
 def sentences_of(text: str) -> list[str]:
     """Split a text into sentences: after . ! ? and before a capital, except after initials and short titles."""
     if not isinstance(text, str):
-        raise TypeError(f"text is a text; got {type(text).__name__}")
+        raise TypeError(f"text must be a str; got {type(text).__name__}")
     sentences = []
     for paragraph in text.split("\n"):
         begin = 0
@@ -66,7 +66,7 @@ def best_answers(
         `count` answers, or as many as there are sentences.
 
     Raises:
-        TypeError, ValueError: no text, no list of texts; count is below 0; vectors of other sentences.
+        TypeError, ValueError: not a text, not a list of texts; count is below 0; vectors of other sentences.
     """
     if not isinstance(question, str) or isinstance(sentences, str):
         raise TypeError("question is a text, and sentences a list of texts: [text] is a list of one")

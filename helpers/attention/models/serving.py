@@ -237,13 +237,13 @@ class Server:
 
     @one_thread()
     def warm_up(self) -> int:
-        """Compile and plan what `serve` needs, by passes of the model over requests that are thrown away.
+        """Compile and plan what `serve` needs, by passes of the model over requests that are discarded.
 
         Later calls build nothing, and as long as nobody calls `forget`, they plan nothing: the plans of up to 128
         requests at once and of texts of up to 128 characters are kept, while other shapes get theirs when they come.
 
         Returns:
-            How many kernel files, each with one set of sizes, were compiled, or were there already.
+            How many kernel files, each with one set of sizes, were compiled, or existed already.
         """
         config, dtype = self.model.config, self.cache.k.dtype.name
         in_pages: dict[str, Any] = {"decoding": True, "paged": True, "page_size": self.pages.size}
@@ -274,7 +274,7 @@ class Server:
         if not isinstance(request, Request):
             raise TypeError(f"{name} is a Request; got {type(request).__name__}")
         if not isinstance(request.prompt, str):
-            raise TypeError(f"{name}.prompt is a text; got {type(request.prompt).__name__}")
+            raise TypeError(f"{name}.prompt must be a str; got {type(request.prompt).__name__}")
         length = whole_number(f"{name}.length", request.length, least=1)
         whole_number(f"{name}.arrives", request.arrives)
         if not request.prompt or len(request.prompt) + length > room:
@@ -312,7 +312,7 @@ class Server:
         try:
             rows = self._logits(group)
         except Exception as error:
-            self.pages.check()  # a fault of the server itself ends the call
+            self.pages.check()  # an error of the server itself ends the call
             if len(group) == 1:
                 return [(group[0], error)]
             alone = (self._write([request], places, temperature, seed) for request in group)

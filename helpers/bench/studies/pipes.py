@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 }
 """
 
-# The instruction, and how many of them one call of `work` has.
+# How many of each instruction one call of `work` executes.
 INSTRUCTIONS = {
     "exp2 (MUFU.EX2)": 64,
     "a x + b (FFMA)": 64,

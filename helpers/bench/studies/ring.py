@@ -692,7 +692,7 @@ STUDY = Study("ring", PARTS, _head, line=lambda row: line(row), replaces=lambda 
 take = STUDY.take
 
 
-# ---- its text
+# ---- the study's text
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -103,7 +103,7 @@ def of_run(seen: observed.Observed) -> list[Finding]:
 
 
 def notes(seen: observed.Observed) -> list[str]:
-    """Return what is no error but deserves a look: threads that were elsewhere when their block met at a barrier."""
+    """Return notes, which are not errors: threads that were elsewhere when their block met at a barrier."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
     return [_note(b, total) for b in seen.partial_barriers if not b.was_skipped]
 

@@ -31,7 +31,7 @@ def params_of_gradients(call: Call, sequences: int | None = None) -> Any:
 
 # ---- 08: float32
 
-# By head_dim: the first that fits is taken.
+# By head_dim: the first that fits is used.
 _BACKWARD: dict[int, tuple[Tiles, ...]] = {
     32: (Tiles(64, 64, 128, 8), Tiles(64, 32, 128, 8)),
     64: (Tiles(64, 128, 256, 16), Tiles(64, 64, 128, 8), Tiles(32, 32, 64, 8)),
@@ -42,11 +42,11 @@ _BACKWARD: dict[int, tuple[Tiles, ...]] = {
     ),
     256: (Tiles(32, 32, 256, 32), Tiles(16, 16, 64, 16)),
 }
-# Where a multiprocessor has room for two such blocks: 35.4 TFLOP/s for 33.8 on an H200, at 4 x 16 heads of 4096 rows.
+# If a multiprocessor can hold two such blocks: 35.4 instead of 33.8 TFLOP/s on an H200, at 4 x 16 heads of 4096 rows.
 _BACKWARD_PAIRS = {32: None, 64: Tiles(32, 128, 128, 16)}
-# Where a launch has few blocks: fewer keys a block. An H200 gives each of these blocks a multiprocessor, so those that
-# have one compute at the rate that the tile reaches with all of them: 29.2 TFLOP/s at 64, 29.0 at 128. One head of 4096
-# rows has 64 such blocks in place of 32 at 64, 86 in place of 43 at 128.
+# If a launch has few blocks: fewer keys per block. On an H200 each of these blocks gets its own multiprocessor, and
+# runs at the rate that the tile reaches with all of them: 29.2 TFLOP/s at 64, 29.0 at 128. One head of 4096 rows has 64
+# such blocks instead of 32 at 64, 86 instead of 43 at 128.
 _BACKWARD_FEW = {32: None, 64: Tiles(64, 64, 256, 16), 96: None, 128: Tiles(64, 48, 256, 16)}
 
 
@@ -64,7 +64,7 @@ def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 @functools.cache
 def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the tiles for a launch whose blocks would leave half a GPU idle; empty where it has no better ones."""
+    """Choose the tiles for a launch whose blocks would leave half a GPU idle; empty if there are no better ones."""
     usual, few = pick_backward(head_dim, shared_limit), tiles.other_entry(_BACKWARD_FEW, head_dim)
     if few is None or few.block_n >= usual["BLOCK_N"]:
         return {}
@@ -72,7 +72,7 @@ def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 
 def backward_shared_bytes(sizes: Sizes) -> int:
-    """Count sizeof(Shared) of backward: Q, dO, K, V and P, with their padding, and two numbers for each row."""
+    """Count sizeof(Shared) of backward: Q, dO, K, V and P, with their padding, and two numbers per row."""
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     row = -(-sizes["HEAD_DIM"] // 4) | 1  # in float4
     return 16 * 2 * (rows + keys) * row + 4 * keys * (rows + 8) + 8 * rows
@@ -84,7 +84,7 @@ def _launch_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     before, functions = launches.functions_of_scores(stage, call, sizes)
     inputs = "q", "k", "v", "do", "lse", "delta"
     more = *launches.given(call, *CU_SEQLENS), params, *functions
-    # A warp computes a row of delta, whichever sequence it is of. Packed sequences are one batch here.
+    # A warp computes a row of delta, whatever its sequence. Packed sequences are one batch here.
     batch, heads, n, _ = call.arrays["q"].shape
     each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
     adds = None if call.deterministic else "dq"
@@ -98,7 +98,7 @@ def _launch_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
 
 
 def _delta_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch array delta: a number for each row of each head, laid out as lse is."""
+    """Return the scratch array delta: a number per row and head, in lse's layout."""
     return {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
 
 
@@ -122,7 +122,7 @@ BACKWARD_FLOAT = Stage(
 
 
 def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, ...]) -> list[Launch]:
-    """Plan the three launches for gradients in half types, after that for a block mask if one is needed.
+    """Plan the three launches for gradients in half types, after the one for a block mask if it is needed.
 
     Only the second kernel has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore",
     and their kernels do not take it. A call with more heads or batches than a grid has room for is split into parts,
@@ -134,7 +134,7 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
         inputs: the first arguments of the second kernel, in its order: names or tensor maps of q, k, v and do.
 
     Raises:
-        ValueError: more heads of q share a head of k and v than a grid has room for.
+        ValueError: more heads of q share a KV head than a grid can hold.
     """
     group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
     if group > most:
@@ -194,9 +194,9 @@ def _split_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
 
 
 def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch arrays of each tile of rows of each head: lse and delta, dQ in float32, a semaphore.
+    """Return the scratch arrays for each tile of rows and head: lse and delta, dQ in float32, a semaphore.
 
-    Behind the semaphores, a number counts blocks.
+    After the semaphores, a number counts blocks.
     """
     rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
     of_a_head = launches.slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
@@ -303,16 +303,16 @@ def _steps_until_done(
 # ---- 08: half types, on tensor cores
 
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS", "DQ_LATER")
-# By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
-# fastest on an H200 in bfloat16. The others are what fits: no GPU that needs them was measured.
+# By head_dim: the first for which a multiprocessor can hold MIN_BLOCKS blocks. The first of 64 and of 128 are the
+# fastest on an H200 in bfloat16. The others merely fit: no GPU that needs them was measured.
 _BACKWARD_MMA: dict[int, tuple[tuple[int, ...], ...]] = {
     64: ((64, 128, 4, 4, 4, 2, 32, 2, 1), (128, 128, 8, 4, 4, 4, 64, 1, 0), (64, 128, 8, 4, 4, 2, 32, 1, 0)),
     128: ((64, 128, 8, 4, 4, 2, 32, 1, 1), (64, 128, 8, 4, 4, 2, 32, 1, 0), (32, 64, 8, 4, 2, 2, 16, 1, 1)),
     256: ((32, 64, 8, 4, 2, 2, 16, 1, 1), (32, 32, 4, 2, 2, 2, 16, 1, 1), (16, 32, 2, 2, 2, 1, 16, 1, 1)),
 }
-# Where a launch has few blocks, by head_dim: the fastest, or within 7 % of it, of 56 tiles at 128 and 156 at 64 that
-# spill no registers, in bfloat16 on an H200, at 14 shapes of 1 to 24 heads and 512 to 4096 rows. With fewer keys a
-# block more multiprocessors are at work; a block that has a multiprocessor for itself gets twice the warps.
+# If a launch has few blocks, by head_dim: the fastest, or within 7 % of it, of 56 tiles at 128 and 156 at 64 without
+# spills, in bfloat16 on an H200, at 14 shapes of 1 to 24 heads and 512 to 4096 rows. With fewer keys per block more
+# multiprocessors are busy; a block that has a multiprocessor to itself gets twice the warps.
 _OTHER_BACKWARD_MMA: dict[str, dict[int, tuple[int, ...]]] = {
     "small_grid": {64: (64, 64, 8, 2, 2, 4, 16, 1, 1), 128: (64, 64, 8, 2, 2, 4, 16, 1, 1)},
     "tiny_grid": {64: (64, 32, 4, 2, 2, 2, 32, 1, 1), 128: (64, 32, 8, 2, 2, 2, 16, 1, 1)},
@@ -325,7 +325,7 @@ def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of backward_mma."""
 
     def shared_bytes(sizes: Sizes) -> int:
-        """Count the bytes of one block; more than the limit where MIN_BLOCKS of them do not fit."""
+        """Count the bytes of one block; more than the limit if MIN_BLOCKS of them do not fit."""
         needed = backward_mma_shared_bytes(sizes)
         blocks = tiles.blocks_in_shared_memory(needed, shared_limit)
         return needed if blocks >= sizes["MIN_BLOCKS"] else shared_limit + 1
@@ -344,7 +344,7 @@ def pick_other_backward_mma(grid: str, head_dim: int, shared_limit: int) -> dict
 def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
     """Return the sizes of backward_mma for a head dimension that compute dQ a step later, the best first.
 
-    Without DQ_LATER, so that they are those of the steps before that idea as well.
+    Without DQ_LATER, so that the steps before that idea can use them as well.
     """
     choices = tiles.entry(_BACKWARD_MMA, head_dim)
     return [dict(zip(_NAMES[:-1], sizes[:-1], strict=True)) for sizes in choices if sizes[-1]]
@@ -353,7 +353,7 @@ def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
 def backward_mma_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of backward_mma: K and V, two tiles each of Q and dO, dS, lse and delta twice.
 
-    dS has two buffers where dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
+    dS has two buffers if dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
     """
     rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
     in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps
@@ -408,7 +408,7 @@ BACKWARD_MMA = Stage(
 
 # ---- 13: wgmma and TMA
 
-# By head_dim: BLOCK_M, the same with the derivative of a score_mod, which needs registers.
+# By head_dim: BLOCK_M, and BLOCK_M with the derivative of a score_mod, which needs registers.
 _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 
 
@@ -418,15 +418,16 @@ def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, i
     return {"BLOCK_M": tiles.entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}
 
 
-# Up to how many keys, and from how many bytes of dq_accum on, FIRST_STORES=1 was measured, see `_first_block_stores`.
+# The number of keys up to which, and the bytes of dq_accum from which on, FIRST_STORES=1 was measured, see
+# `_first_block_stores`.
 _FIRST_STORES_KEYS, _FIRST_STORES_BYTES = 4096, 2**27
 
 
 def _first_block_stores(call: Call) -> bool:
-    """Choose FIRST_STORES=1 where dq_accum is larger than the L2 cache: zeros are written to memory, and read again.
+    """Choose FIRST_STORES=1 if dq_accum is larger than the L2 cache: zeros would be written to memory, and read again.
 
-    On an H200 it gains 4 to 8 % at 512 and 1024 keys, and 1 % at 4096. Each row has to see a key, and blocks have to
-    add in any order.
+    On an H200 it gains 4 to 8 % at 512 and 1024 keys, and 1 % at 4096. Each row must see a key, and blocks must be
+    allowed to add in any order.
     """
     q, k = call.arrays["q"], call.arrays["k"]
     if call.packed or call.deterministic or call.mod or (call.window[1] >= 0 and q.shape[2] > k.shape[2]):
@@ -434,8 +435,8 @@ def _first_block_stores(call: Call) -> bool:
     return 0 < k.shape[2] <= _FIRST_STORES_KEYS and 4 * math.prod(q.shape) >= _FIRST_STORES_BYTES
 
 
-# From how many blocks on PERSISTENT=1 was measured to gain, at head_dims above 64; at others also up to how many keys,
-# without a mask and with one. See `_blocks_persist`.
+# The number of blocks from which on PERSISTENT=1 was measured to gain, at head_dims above 64; at others also the number
+# of keys up to which, without a mask and with one. See `_blocks_persist`.
 _PERSISTENT_BLOCKS, _PERSISTENT_KEYS = 512, (1024, 4096)
 
 
@@ -486,7 +487,7 @@ def hopper_backward_shared_bytes(sizes: Sizes) -> int:
 
 
 def _launch_hopper_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch as backward_mma, with tensor maps of q, do, k and v."""
+    """Launch like backward_mma, with tensor maps of q, do, k and v."""
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     return _launch_in_half(stage, call, sizes, (Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)))
 
@@ -524,7 +525,7 @@ _WIDE = {"BLOCK_M": 64, "BLOCK_N": 64}
 
 
 def _wide_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch arrays for rows of 256 elements, however many the call has."""
+    """Return the scratch arrays for rows of 256 elements, whatever the call's head_dim."""
     return backward_scratch(call, {**sizes, "HEAD_DIM": 256})
 
 

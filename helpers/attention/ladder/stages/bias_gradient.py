@@ -1,6 +1,7 @@
-"""The gradients of what is added to the scores: a bias, ALiBi's slopes, sinks, a table of distances.
+"""The gradients of terms added to the scores: a bias, ALiBi's slopes, sinks, a table of distances.
 
-No stages of the ladder: their result is not a gradient of q, k and v. Half types are computed on tensor cores.
+They are not stages of the ladder, because their result is not a gradient of q, k and v. Half types are computed on
+tensor cores.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes
 
 FORMS = {"dbias": 0, "dalibi_slopes": 1, "dtable": 2}  # FORM of the kernel
 BLOCK, THREADS = 64, 128
-# Blocks of a launch, if a tile of the bias is split: 2.6 for each that an H200 has room for at a time. The number
-# decides in which order is added, so it depends on no device.
+# Blocks of a launch, if a tile of the bias is split: 2.6 for each that an H200 can hold at a time. The number
+# determines the order of additions, so it does not depend on the device.
 MOST_BLOCKS = 1024
 MOST_GRID = 2**31 - 1
 
 
 def gradient_name(call: Call) -> str:
-    """Return the name of the array that a call writes: that of an input, after a d."""
+    """Return the name of the array that a call writes: an input's name after a d."""
     return next(name for name in (*FORMS, "dsinks") if name in call.arrays)
 
 
 _NAMES = "BLOCK", "WARPS", "WARPS_KEYS", "MIN_BLOCKS"
-# On tensor cores, by what is added up and by head_dim: the first that fits is taken. Those of 64 and 128 are the
-# fastest of four on an H200. A bias with an axis of rows and one of keys is read for each score: three small blocks of
-# a multiprocessor hide more of that latency than a large one.
+# On tensor cores, by what is summed and by head_dim: the first that fits is used. Those of 64 and 128 are the fastest
+# of four on an H200. A bias with an axis of rows and one of keys is read for each score: three small blocks per
+# multiprocessor hide more of that latency than a large one.
 _MMA: Mapping[str, Mapping[int, tuple[tuple[int, ...], ...]]] = {
     "scores": {128: ((64, 4, 2, 3),), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
     "rows or keys": {64: ((64, 2, 1, 1),), 128: ((128, 8, 2, 1), (64, 4, 2, 1)), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
@@ -54,7 +55,7 @@ def _sizes(call: Call) -> dict[str, int]:
 
 @functools.cache
 def pick_mma(added: str, head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of bias_gradient_mma. added: of `_MMA`."""
+    """Choose the -D options of bias_gradient_mma. added: a key of `_MMA`."""
     entry = tiles.entry(_MMA[added], head_dim)
     choices = [dict(zip(_NAMES, each, strict=True)) for each in entry]
     return tiles.first_that_fits(choices, mma_shared_bytes, head_dim, shared_limit)
@@ -74,7 +75,7 @@ def _mma_sizes(call: Call) -> dict[str, int]:
 
 
 def _lengths(call: Call, block: int) -> tuple[int, ...]:
-    """Return batches, heads, rows and keys of the gradient, 1 where it is a sum; then tiles, see `BiasParams`."""
+    """Return batches, heads, rows and keys of the gradient, 1 for summed axes; then tiles, see `BiasParams`."""
     name = gradient_name(call)
     shape = call.arrays[name].shape
     row_tiles, key_tiles = -(-call.rows // block), -(-call.keys // block)
@@ -86,7 +87,7 @@ def _lengths(call: Call, block: int) -> tuple[int, ...]:
 
 
 def splits(call: Call, block: int) -> int:
-    """Return how many blocks share a tile of the bias: as many as fit MOST_BLOCKS, but not more than it has steps."""
+    """Return how many blocks share a tile of the bias: as many as fit MOST_BLOCKS, but no more than it has steps."""
     batches, heads, rows, keys, row_tiles, key_tiles, own = _lengths(call, block)
     along_keys = key_tiles if keys == 1 and gradient_name(call) != "dtable" else 1
     steps = (row_tiles if rows == 1 else 1) * along_keys
@@ -95,7 +96,7 @@ def splits(call: Call, block: int) -> int:
 
 
 def _scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return delta, a number for each row of each head; and partial sums, where a bias is split, or a table."""
+    """Return delta, a number per row and head; and partial sums, if a bias is split, or a table."""
     scratch = {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
     if gradient_name(call) == "dsinks":
         return scratch
@@ -109,7 +110,7 @@ def _scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
 
 
 def _launch(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch for delta, then for the gradient; a third time to add partial sums, where there are any."""
+    """Launch for delta, then for the gradient; a third time to add partial sums, if there are any."""
     name, (batch, heads, n, _) = gradient_name(call), call.arrays["q"].shape
     of_type, threads = C_NAMES[call.arrays["q"].dtype.name], stage.threads(sizes)
     block, warps, each_row = (threads,), threads // 32, batch * heads * n
@@ -176,6 +177,6 @@ BIAS_GRADIENT_MMA = Stage(
 
 
 def stage_of(dtype: str, wrt: str) -> Stage:
-    """Choose the stage for a dtype of q on this device. The gradient of sinks has no product of matrices."""
+    """Choose the stage for a dtype of q on this device. The gradient of sinks has no matrix product."""
     on_cuda_cores = wrt == "sinks" or BIAS_GRADIENT_MMA.why_not(head_dim=8, dtype=dtype)
     return BIAS_GRADIENT if on_cuda_cores else BIAS_GRADIENT_MMA

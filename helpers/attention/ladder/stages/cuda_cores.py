@@ -25,7 +25,7 @@ from helpers.attention.ladder.tiles import KB, LIMITS, MAX_HEAD_DIM, Sizes, Tile
 
 
 def _launch_each_head(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch once for each head, with a block for each tile of BLOCK_M rows. All heads use one scratch in turn."""
+    """Launch once per head, with a block for each tile of BLOCK_M rows. All heads use one scratch in turn."""
     q, k = call.arrays["q"], call.arrays["k"]
     n, n_kv = q.shape[2], k.shape[2]
     grid = (-(-n // sizes["BLOCK_M"]),)
@@ -43,7 +43,7 @@ def _scores_of_a_head(call: Call, sizes: Sizes) -> dict[str, Spec]:
 
 
 def _shared_tiles(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the most query rows whose tiles of Q, K and V fit 48 KB, as each tile of K and V serves that many."""
+    """Choose the most query rows whose tiles of Q, K and V fit 48 KB, because they share each tile of K and V."""
     block_n, row_stride = 16, head_dim | 1
     for block_m in (128, 64, 32):
         if 4 * (block_m * row_stride + 2 * block_n * head_dim) <= 48 * KB:
@@ -80,7 +80,7 @@ ONLINE_SOFTMAX = Stage(
 # ---- 04 and 05: register tiles
 
 # (head_dim, limit in KB) -> sizes, and TFLOP/s of an H200 whose multiprocessors were given as many blocks as a GPU with
-# that limit has room for (4096 rows and keys; 64 heads, 32 from head_dim 96 on, 16 at 256). The best of 33 tiles; where
+# that limit can hold (4096 rows and keys; 64 heads, 32 from head_dim 96 on, 16 at 256). The best of 33 tiles; if
 # another was within 2 % of it, the smaller of the two.
 _MEASURED: dict[tuple[int, int], tuple[int, int, int, int, float | None]] = {
     (32, 48): (64, 32, 64, 8, 31.5),
@@ -113,10 +113,10 @@ _MEASURED: dict[tuple[int, int], tuple[int, int, int, int, float | None]] = {
 
 @functools.cache
 def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
-    """Choose the tiles for a head dimension where a block may have `shared_limit` bytes of shared memory.
+    """Choose the tiles for a head dimension if a block may have `shared_limit` bytes of shared memory.
 
-    Between two head dimensions of the table the larger one's tiles are taken, between two limits the smaller one's:
-    what fits there fits here.
+    Between two head dimensions of the table, the larger one's tiles are used; between two limits, the smaller one's,
+    because they fit.
 
     Raises:
         ValueError: a head_dim outside 1 to 256, or a limit below 48 KB.
@@ -140,20 +140,20 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
     return replace(tiles, why=why)
 
 
-# Where a launch has few blocks, what counts is that every multiprocessor has one. Up to this head_dim: fewer rows a
-# block. On an H200, one head of 4096 rows: 29.6 TFLOP/s for 9.6 at 64, 24.6 for 11.3 at 128.
+# If a launch has few blocks, every multiprocessor should have one. Up to this head_dim: fewer rows per block. On an
+# H200, one head of 4096 rows: 29.6 instead of 9.6 TFLOP/s at 64, 24.6 instead of 11.3 at 128.
 _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
-# Where each has one and none a second, twice the threads a block: one head of 16384 rows, 43.1 for 39.2 TFLOP/s at 64.
-# Not at 32: 27.7 for 37.0.
+# If each has one and none a second, twice the threads per block: one head of 16384 rows, 43.1 instead of 39.2 TFLOP/s
+# at 64. Not at 32: 27.7 instead of 37.0.
 _LONE = {32: None, 64: (128, 128, 256, 16)}
 
 
 @functools.cache
 def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
-    """Choose the tiles for a launch whose blocks would leave half a GPU idle; None where `pick` has no better ones.
+    """Choose the tiles for a launch whose blocks would leave half a GPU idle; None if `pick` has no better ones.
 
     Raises:
-        ValueError: as `pick` does.
+        ValueError: as for `pick`.
     """
     usual = pick(head_dim, shared_limit)
     few = _fitting(_FEW, head_dim, shared_limit, "fewer rows a block: more blocks")
@@ -162,10 +162,10 @@ def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
 
 @functools.cache
 def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
-    """Choose the tiles for a launch with one block a multiprocessor at most; None where `pick` has no better ones.
+    """Choose the tiles for a launch with at most one block per multiprocessor; None if `pick` has no better ones.
 
     Raises:
-        ValueError: as `pick` does.
+        ValueError: as for `pick`.
     """
     usual = pick(head_dim, shared_limit)
     lone = _fitting(_LONE, head_dim, shared_limit, "a block that is alone has room for twice the threads")
@@ -190,12 +190,12 @@ def _shared_bytes(sizes: Sizes) -> int:
 
 
 def vector_loads(call: Call) -> dict[str, int]:
-    """Turn off 16-byte loads (VECTOR=0) where rows do not start at multiples of 16 bytes."""
+    """Turn off 16-byte loads (VECTOR=0) if rows do not start at multiples of 16 bytes."""
     return {} if call.aligned else {"VECTOR": 0}
 
 
 def _launch_all_heads(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a grid (tiles of rows, heads of all batches); several where blockIdx.y has no room for all heads."""
+    """Launch a grid (tiles of rows, heads of all batches), or several if blockIdx.y cannot hold all heads."""
     batch, heads, n, _ = call.arrays["q"].shape
     scalars = np.int32(n), np.int32(call.arrays["k"].shape[2]), np.float32(call.softmax_scale)
     tiles, most = -(-n // sizes["BLOCK_M"]), (max(launches.MAX_GRID_YZ // heads, 1), launches.MAX_GRID_YZ)

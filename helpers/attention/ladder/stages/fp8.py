@@ -26,11 +26,11 @@ from helpers.attention.ladder.tiles import Sizes
 
 TRANSPOSE, TRANSPOSE_THREADS, CLEAR_THREADS = "16_transpose.cu", 128, 256
 BACKGROUND = "16_background.cu"
-LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # whose consumers compute no tile of keys that they do not see
+LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # their consumers do not compute tiles of keys that they do not see
 STAGES = 2
-ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
+ONES = 8  # rows of V^T after its columns: one of ones, which sums the weights, and seven of zeros
 
-# By head_dim: BLOCK_M and BLOCK_N. O of a tile of keys has accumulators of its own.
+# By head_dim: BLOCK_M and BLOCK_N. O of a tile of keys has its own accumulators.
 _FP8: dict[int, dict[str, int]] = {
     64: {"BLOCK_M": 192, "BLOCK_N": 192},
     128: {"BLOCK_M": 192, "BLOCK_N": 160},
@@ -68,7 +68,7 @@ def _raw_bytes(sizes: Sizes) -> int:
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each tile of V, which transposes it; then as hopper, with the tiles for V's map."""
+    """Launch a block for each tile of V, which transposes it; then like hopper, with these tiles for V's map."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
     panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // _panel_keys(sizes)), call.arrays["v"].shape[1]
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
@@ -106,10 +106,10 @@ def _in_background(call: Call) -> bool:
 
 
 def heads_together(call: Call, sizes: Sizes) -> int:
-    """Return how many heads of Q are needed at the same time where V is transposed in the background.
+    """Return how many heads of Q are needed at the same time if V is transposed in the background.
 
-    Under a mask tiles of two rounds follow each other by length, and the groups are odd in number: the first one then
-    begins with its longest tiles, which need V from the end, where the transposition begins.
+    With a mask, the tiles of two rounds are sorted by length together, and the number of groups is odd: so the first
+    group begins with its longest tiles, which need V from the end, where the transposition begins.
     """
     heads, blocks = call.heads * call.sequences, limits.persistent_blocks()
     tiles_of_rows = -(-call.arrays["q"].shape[2] // sizes["BLOCK_M"])
@@ -122,7 +122,7 @@ def heads_together(call: Call, sizes: Sizes) -> int:
 
 
 def _counts(call: Call, sizes: Sizes) -> int:
-    """Count the counters of v_background.cuh, and the three that may be cleared behind them."""
+    """Count the counters of v_background.cuh, and the three that may be cleared after them."""
     batch, heads, *_ = call.arrays["v"].shape
     return 2 + batch * heads * (1 + _v_tiles(call, sizes)) + 3
 
@@ -134,7 +134,7 @@ def variant_of_descales(call: Call) -> dict[str, int]:
 
 
 def _variant(call: Call) -> dict[str, int]:
-    """Return the -D options for a call. Steps have those of descales alone: their files transpose no V."""
+    """Return the -D options for a call. Steps have only those for descales: their files do not transpose V."""
     return variant_of_descales(call) or ({"BACKGROUND": 1} if _in_background(call) else {})
 
 
@@ -144,7 +144,7 @@ def _panel_keys(sizes: Sizes) -> int:
 
 
 def _v_tiles(call: Call, sizes: Sizes) -> int:
-    """Count the tiles of V of a head: of one sequence, or of all that are packed."""
+    """Count a head's tiles of V: in one sequence, or in all packed ones."""
     keys, block = call.arrays["v"].shape[2], sizes["BLOCK_N"]
     return launches.slots(call, "v", block) if call.packed else -(-keys // block)
 

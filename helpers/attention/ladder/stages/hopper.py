@@ -20,15 +20,15 @@ ON_HOPPER: Mapping[str, Any] = {
     "min_cc": 90,
     "only_cc": True,
     "head_dim_step": 8,
-    "threads": lambda sizes: 128 + 2 * sizes["BLOCK_M"],  # a producer warpgroup, and one for 64 rows
+    "threads": lambda sizes: 128 + 2 * sizes["BLOCK_M"],  # a producer warpgroup, and one per 64 rows
     "needs_aligned": True,
 }
 
 # ---- the order of tiles, which another kernel writes
 
 ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
-MOST_DEALT = 64  # rounds that one block deals anew: about a microsecond each
-FEWEST_KEYS = 2048  # with fewer, reading K and V again may take longer than it evens out
+MOST_DEALT = 64  # rounds that one block reorders: about a microsecond each
+FEWEST_KEYS = 2048  # with fewer, reading K and V again may take longer than balancing gains
 
 
 def launch_in_order(
@@ -43,9 +43,9 @@ def launch_in_order(
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
-    more: the stage's own arguments after lse. leaves_tiles: its consumers compute no tile of keys that only others'
-        rows see; so tiles of rows are dealt by what they cost all of them. together: heads of Q whose tiles follow each
-        other by length where they are dealt; by default as many as fit the L2 cache.
+    more: the stage's own arguments after lse. leaves_tiles: its consumers skip tiles of keys that only other consumers'
+    rows see, so tiles of rows are dealt by the sum of their costs. together: heads of Q whose tiles are sorted by
+    length together; by default as many as fit the L2 cache.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -66,7 +66,7 @@ def launch_in_order(
 def _order(
     call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: bool, together: int | None
 ) -> list[Launch]:
-    """Launch what writes the order of tiles of sequences of one length."""
+    """Launch the kernel that writes the order of tiles, for sequences of equal length."""
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     of_blocks, params = (np.int32(blocks), np.int32(call.sequences)), launches.params_of(call)
 
@@ -127,7 +127,7 @@ def heads_together(call: Call, sizes: Sizes) -> int:
         return 1
     _, heads, rows, _ = call.arrays["q"].shape
     _, kv_heads, keys, head_dim = call.arrays["k"].shape
-    more = -rows % sizes["BLOCK_M"]  # to whole tiles: most lengths then are known
+    more = -rows % sizes["BLOCK_M"]  # to whole tiles: then most lengths share a plan
     of_head = rows + more, keys + more, head_dim, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"]
     return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.persistent_blocks())
 
@@ -207,8 +207,8 @@ _HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
     256: ((128, 64), (128, 64)),
 }
 _FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part of the work
-# At 512 keys, causal, head_dim 64, two blocks a multiprocessor, of one consumer with 64 rows each, take 0.99 to 1.06 of
-# the time on an H200: no gain worth a tile of its own.
+# At 512 keys, causal, head_dim 64, two blocks per multiprocessor, with one consumer of 64 rows each, take 0.99 to 1.06
+# of the time on an H200: not enough gain for a separate tile.
 HOPPER_STAGES = 2
 
 
@@ -217,14 +217,14 @@ def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) ->
     """Choose the -D options of hopper.
 
     Args:
-        masked: causal, or a window. keys: N_kv; many where it is None.
+        masked: causal, or a window. keys: N_kv; None for many.
     """
     block_m, block_n = tiles.entry(_HOPPER, head_dim)[masked]
     if keys is not None and keys <= _FEW_KEYS:
         block_n = min(block_n, 128)
         block_m = 128 if masked else block_m
     elif keys is not None and block_n == 160 and 1.04 * (-(-keys // 176) * 176) <= -(-keys // 160) * 160:
-        block_n = 176  # takes 1.016 times as long for a key, and here leaves out a tile, as at 2112 keys
+        block_n = 176  # takes 1.016 times as long per key, and saves a tile here, as at 2112 keys
     return {"BLOCK_M": block_m, "BLOCK_N": block_n}
 
 
@@ -236,17 +236,17 @@ def _sizes_with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[
 
 
 TALL = {"BLOCK_M": 192, "BLOCK_N": 64}  # three consumers share a tile of keys
-# Their time, in that of as many scores with the usual tiles: at head_dim 128, and below, where these are slower.
+# Their time relative to the usual tiles for the same number of scores: at head_dim 128, and below, where they are
+# slower.
 _TALL_TIME, _TALL_TIME_BELOW = 0.957, 0.8
-_TILE_KEYS = 128  # how many keys more a tile of rows would have in the time between it and the next
+_TILE_KEYS = 128  # the time between two tiles of rows, in keys per tile of rows
 
 
 def _takes_tall_tiles(call: Call) -> bool:
-    """Choose tiles of 192 rows for head_dims of 97 to 128, where the block with the most work ends earlier.
+    """Choose tiles of 192 rows for head_dims of 97 to 128, if the block with the most work ends earlier.
 
     More of their rows may be past the end, a causal mask leaves them more scores that no row sees, and the last round,
-    in which some blocks have no tile, is longer. The study tall_tiles measures both kinds, and says what this rule
-    loses.
+    in which some blocks have no tile, is longer. The study tall_tiles measures both kinds, and this rule's loss.
     """
     (*_, rows, _), (*_, keys, _) = call.arrays["q"].shape, call.arrays["k"].shape
     if call.packed or not 96 < call.head_dim <= 128 or keys < 768 or call.window not in ((-1, -1), (-1, 0)):
@@ -257,7 +257,7 @@ def _takes_tall_tiles(call: Call) -> bool:
 
     def longest(sizes: Mapping[str, int]) -> float:
         block_m = sizes["BLOCK_M"]
-        more = -rows % block_m  # to whole tiles: most lengths then are known
+        more = -rows % block_m  # to whole tiles: then most lengths share a plan
         return _most_scores(rows + more, keys + more * masked, masked, block_m, sizes["BLOCK_N"], *of_call)
 
     return (_TALL_TIME if call.head_dim == 128 else _TALL_TIME_BELOW) * longest(TALL) <= longest(usual)
@@ -275,7 +275,7 @@ def _most_scores(
     head_dim: int,
     blocks: int,
 ) -> float:
-    """Return how many scores the block computes that has the most, with _TILE_KEYS for each row more.
+    """Return the largest number of scores that a block computes, counting _TILE_KEYS extra keys per row.
 
     Args: see `group_of_heads`.
     """
@@ -295,14 +295,14 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     """Choose the tile for the call's mask and sizes, or for its functions of scores."""
     keys, (left, right) = call.rows if call.packed else call.arrays["k"].shape[2], call.window
     if left >= 0 and right >= 0:
-        keys = min(keys, left + right + 1)  # that a row sees
+        keys = min(keys, left + right + 1)  # the keys that a row sees
     if call.mod:
         return _sizes_with_functions(call.head_dim, masked=bool(call.mod.mask), biased="bias" in call.arrays)
     return dict(TALL) if _takes_tall_tiles(call) else pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 
 def mbarrier_bytes(sizes: Sizes, tiles: int) -> int:
-    """Count the bytes of mbarriers: two of Q for each warpgroup of consumers, two for each tile of K or V."""
+    """Count the bytes of mbarriers: two of Q for each consumer warpgroup, two for each tile of K or V."""
     return 8 * 2 * (sizes["BLOCK_M"] // 64 + tiles)
 
 
@@ -317,8 +317,8 @@ def hopper_shared_bytes(sizes: Sizes) -> int:
 def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     """Choose it where it is faster than flash_mma on an H200: not for little work, for which that has smaller tiles.
 
-    Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage keep flash_mma, as on
-    every GPU but Hopper's, so that notebooks whose calls name none have the same outputs everywhere.
+    Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage get flash_mma, as on
+    every GPU except Hopper, so that notebooks' outputs are the same everywhere.
     """
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
@@ -329,9 +329,9 @@ def qkv_maps(sizes: Sizes) -> tuple[Map, ...]:
 
 
 def persistent(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each multiprocessor, which takes one tile of rows after the other; arrays as tensor maps.
+    """Launch a block per multiprocessor, which takes one tile of rows after the other; arrays as tensor maps.
 
-    Another kernel writes which tile that is. Where sequences are packed, each tile is a block: see 10_order.cu.
+    Another kernel writes the order of tiles. If sequences are packed, each tile is a block: see 10_order.cu.
     """
     return launch_in_order(stage, call, sizes, qkv_maps(sizes))
 
@@ -355,8 +355,8 @@ HOPPER = Stage(
 
 # ---- 15: float32 by three products of fp16
 
-# By head_dim: keys a tile, and how many tiles of K and V, in two parts each, there is shared memory for. On an H200, at
-# 4096 rows, fewer keys were slower; of more, the scores and two accumulators of O would spill.
+# By head_dim: keys per tile, and the number of tiles of K and V, in two parts each, that fit shared memory. On an H200,
+# at 4096 rows, fewer keys were slower; with more, the scores and two accumulators of O would spill.
 _FP16X3: dict[int, dict[str, int]] = {
     64: {"BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 5},
     96: {"BLOCK_M": 128, "BLOCK_N": 80, "STAGES": 4},
@@ -379,7 +379,7 @@ def fp16x3_shared_bytes(sizes: Sizes) -> int:
 
 
 def _split_and_multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each tile of Q, K and V that is split into two parts; then as hopper, with maps of those."""
+    """Launch a block for each tile of Q, K and V to split it into two parts; then like hopper, with maps of these."""
     of_q, of_kv = _exponents(call, sizes)
     parts, exponents = ("q_split", "k_split", "v_split"), ("q_exponents", "kv_exponents")
     args = "q", "k", "v", *parts, *exponents, *launches.given(call, *CU_SEQLENS), launches.params_of(call)
@@ -410,7 +410,7 @@ FP16X3 = Stage(
     name="fp16x3",
     file="15_fp16x3.cu",
     idea="float32 by wgmma: three products of fp16, a scale for each tile",
-    # By name only: float32 is chosen for its accuracy, of which this loses some if a tile spans over 16 bits or so.
+    # Only by name: float32 is chosen for its accuracy, some of which this loses if a tile spans over 16 bits or so.
     tuning=Tuning(
         lambda head_dim, shared_limit: pick_fp16x3(head_dim), by_default=lambda rows, all_rows, head_dim: False
     ),

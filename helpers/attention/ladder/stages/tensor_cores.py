@@ -20,7 +20,7 @@ from helpers.attention.ladder.tiles import KB, Sizes
 from helpers.engine.nvrtc import why_no_cute
 
 IN_GRID: Mapping[str, Any] = {"launches": launches.strided, "slots": launches.in_slots}
-# flash_mma and what is built on it: rows are copied 16 bytes at a time.
+# flash_mma and stages built on it: rows are copied 16 bytes at a time.
 WARPS_OF_MMA: Mapping[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
     "min_cc": 80,
@@ -31,7 +31,7 @@ WARPS_OF_MMA: Mapping[str, Any] = {
 
 # ---- 06: WMMA
 
-# The first that fits is taken.
+# The first that fits is used.
 _WMMA = {
     64: ({"BLOCK_M": 128, "BLOCK_N": 32, "MIN_BLOCKS": 3},),
     128: ({"BLOCK_M": 128, "BLOCK_N": 32, "MIN_BLOCKS": 2}, {"BLOCK_M": 64, "BLOCK_N": 32, "MIN_BLOCKS": 2}),
@@ -71,7 +71,7 @@ FLASH_WMMA = Stage(
 
 # ---- 07: mma.sync
 
-# The first that fits is taken. From 129 on, acc of 32 rows would not fit a warp's registers: 16 rows each.
+# The first that fits is used. From 129 on, acc for 32 rows would not fit a warp's registers: 16 rows each.
 _MMA = {
     128: ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2},),
     256: (
@@ -80,12 +80,12 @@ _MMA = {
         {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
     ),
 }
-# More keys to a tile: faster at these head dimensions on an H200 (5 % at 64), slower at 48, where registers spill at
-# 128. Only where a multiprocessor has room for two such blocks.
+# More keys per tile: faster at these head dimensions on an H200 (5 % at 64), slower at 48, and at 128 registers spill.
+# Only if a multiprocessor can hold two such blocks.
 _MMA_WIDE = {32: 128, 64: 128, 80: 96, 96: 96}
-# Where a block may have less: the fastest of the 20 tiles of `helpers.bench.studies.presets` on an H200 whose
-# multiprocessors were given as many blocks as a GPU with that limit has room for.
-# (head_dim from, to, BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS)
+# If a block may have less: the fastest of the 20 tiles of `helpers.bench.studies.presets` on an H200 whose
+# multiprocessors were given as many blocks as a GPU with that limit can hold. (head_dim from, to, BLOCK_M, BLOCK_N,
+# WARPS, MIN_BLOCKS)
 _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
     99 * KB: ((65, 96, 256, 64, 8, 1), (97, 128, 256, 32, 8, 1)),
     163 * KB: ((97, 128, 128, 32, 4, 2),),  # 48 keys were 4 % faster there, but spill registers on sm_80
@@ -106,9 +106,10 @@ def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 @functools.cache
 def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the tile for a launch whose blocks would leave half a GPU idle: 64 rows a block, 16 a warp.
+    """Choose the tile for a launch whose blocks would leave half a GPU idle: 64 rows per block, 16 per warp.
 
-    Up to head_dim 128 with 128 keys a tile where they fit: a block has its multiprocessor for itself, and fewer turns.
+    Up to head_dim 128 with 128 keys per tile if they fit: a block has its multiprocessor to itself, and fewer
+    iterations.
     """
     sizes = {**pick_mma(head_dim, shared_limit), "BLOCK_M": 64, "WARPS": 4}
     wide = {**sizes, "BLOCK_N": 128}
@@ -136,7 +137,7 @@ FLASH_MMA = Stage(
 
 # ---- 11: attention with its output projection, launched by helpers.attention.rotary_and_projection
 
-# O, packed, and the sums of as many columns take most registers: 16 rows a warp from 65 columns on. With 32 rows, the
+# O, packed, and the sums of as many columns take most registers: 16 rows per warp from 65 columns on. With 32 rows, the
 # form with atomics was 15 % faster on an H200 at 128, but registers spill.
 _PROJECTION = {
     64: ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2},),
@@ -156,7 +157,7 @@ def _projection_sizes(call: Call) -> dict[str, int]:
 def _launch_projection(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch a grid (tiles of rows, heads, sequences), or (tiles of rows, 1, sequences) with ALL_HEADS.
 
-    Y is the array o, (batch, 1, N, columns). There are several launches if a grid has no room for all sequences.
+    Y is the array o, (batch, 1, N, columns). There are several launches if a grid cannot hold all sequences.
     """
     names = ("q", "k", "v", "w_o", "o", *launches.given(call, *CU_SEQLENS))
     numbers = np.int32(call.arrays["w_o"].shape[1]), launches.params_of(call)
@@ -196,7 +197,7 @@ def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose flash_mma's tile, or one of 64 keys if a flash_cute block's threads cannot share its copies evenly."""
     if head_dim > 128:
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to 128")
-    chunks = tiles.round_up(head_dim, 16) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one
+    chunks = tiles.round_up(head_dim, 16) // 8  # 16-byte chunks of a row; 8, 4 or 2 threads copy one
     of_a_row = next(threads for threads in (8, 4, 2) if chunks % threads == 0)
     sizes = pick_mma(head_dim, shared_limit)
     even = sizes["BLOCK_N"] % (32 * sizes["WARPS"] // of_a_row) == 0
@@ -220,7 +221,7 @@ FLASH_CUTE = Stage(
 
 # ---- 15: float32 by TF32
 
-# By head_dim: the first that fits is taken. Those of 64 and 128 are the fastest of 12 on an H200, at 4096 rows.
+# By head_dim: the first that fits is used. Those of 64 and 128 are the fastest of 12 on an H200, at 4096 rows.
 _TF32: dict[int, tuple[dict[str, int], ...]] = {
     64: (
         {"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 2},
@@ -245,14 +246,14 @@ def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 @functools.cache
 def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the tile for a launch whose blocks would leave half a GPU idle: half the rows a block."""
+    """Choose the tile for a launch whose blocks would leave half a GPU idle: half the rows per block."""
     sizes = pick_tf32(head_dim, shared_limit)
     block_m = max(sizes["BLOCK_M"] // 2, 32)
     return {**sizes, "BLOCK_M": block_m, "WARPS": min(sizes["WARPS"], block_m // 16)}
 
 
 def packed_tf32(head_dim: int) -> dict[str, int]:
-    """Choose what packed sequences change: with the search of a slot, two row fragments a warp spill at head_dim 64."""
+    """Choose the changes for packed sequences: with a slot search, two row fragments per warp spill at head_dim 64."""
     return {"BLOCK_M": 64, "MIN_BLOCKS": 3} if head_dim <= 64 else {}
 
 
@@ -268,8 +269,8 @@ def tf32_shared_bytes(sizes: Sizes) -> int:
 def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     """Choose it where it was faster than heads_and_masks on an H200: 0.85× with 4096 rows in all, 1.4× with 8192.
 
-    At head_dim 256 it was slower. On the CPU engine, calls that name no stage keep heads_and_masks, so that the outputs
-    of notebooks stay.
+    At head_dim 256 it was slower. On the CPU engine, calls that name no stage get heads_and_masks, so that notebooks'
+    outputs do not change.
     """
     return device.ON_GPU and all_rows >= 8192 and head_dim <= 128
 

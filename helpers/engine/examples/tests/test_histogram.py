@@ -14,7 +14,7 @@ def test_counts(size: int) -> None:
 
 
 def test_in_place() -> None:
-    """Twice the same arrays: a launch is not run once more to be looked at."""
+    """Twice the same arrays: a launch is not repeated for its checks."""
     double = cp.ElementwiseKernel("float32 x", "float32 y", "y = 2 * x", "double_it")
     x = cp.ones(10, cp.float32)
     double(x, x)

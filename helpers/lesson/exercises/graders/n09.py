@@ -71,7 +71,7 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
 
 @exercise("09_mean_pool", minutes=9)
 def mean_pool(trial: Trial) -> None:
-    """Test sentences of several lengths, one of them empty, and widths that are no multiple of 128."""
+    """Test sentences of several lengths, one of them empty, and widths that are not multiples of 128."""
     first = 384, (3, 5)
     for width, lengths in trial.sizes("WIDTH, lengths", first, (520, (1, 0, 33, 2)), (40, (7,))):
         ends = np.cumsum([0, *lengths], dtype=np.int32)

@@ -77,7 +77,7 @@ def dilated(trial: Trial) -> None:
 
 @exercise("11_one_for_many", minutes=10)
 def one_for_many(trial: Trial) -> None:
-    """Test several batches and heads; others that do not divide; fewer rows than warps; one batch; eight warps."""
+    """Test several batches and heads; sizes that tiles do not divide; fewer rows than warps; one batch; eight warps."""
     first = 2, 3, 32, 64
     others = (3, 2, 37, 45, 4), (1, 1, 2, 33, 4), (2, 2, 61, 1, 4), (4, 1, 1, 32, 4), (*first, 8)
     names = "batches, heads, N, N_kv, GROUPS"
