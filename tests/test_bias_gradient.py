@@ -29,7 +29,7 @@ from helpers.attention import (
 )
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.layout import Spec, dense
-from helpers.attention.ladder.plan import CompiledPlan, plan
+from helpers.attention.ladder.plan import CompiledPlan, plan_arrays
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.stages import bias_gradient
 from helpers.attention.score_mods import relative_bias, soft_cap
@@ -394,7 +394,7 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
     if wrt == "alibi_slopes":
         given["dalibi_slopes"] = result.reshape((1,) * (2 - result.ndim) + result.shape)
     how = BackwardOptions(options.get("window"), options.get("causal", False), mod=mod).checked(q.shape[-1])
-    ready, ready_arrays = plan(bias_gradient.stage_of(q.dtype.name, wrt), given, how, source=source)
+    ready, ready_arrays = plan_arrays(bias_gradient.stage_of(q.dtype.name, wrt), given, {}, how, None, source=source)
     every = {
         name: device.cp.full(spec.shape, device.cp.nan, spec.dtype) for name, spec in ready.scratch.items()
     } | ready_arrays
