@@ -279,7 +279,7 @@ def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
     axes = {getattr(a, "ndim", 0) for a in (Q, K, V)}
     if len(axes) != 1 or not axes <= {2, 3, 4}:
         shapes = ", ".join(str(tuple(getattr(a, "shape", ()))) for a in (Q, K, V))
-        raise ValueError(f"Q, K and V are (N, d), (heads, N, d) or (batch, heads, N, d), all three alike; got {shapes}")
+        raise ValueError(f"Q, K and V must all be (N, d), (heads, N, d) or (batch, heads, N, d); got {shapes}")
     call = flash_attention if isinstance(Q, torch.Tensor) else calls.flash_attention
     missing = 4 - Q.ndim
     q, k, v = (a[(None,) * missing].swapaxes(1, 2) for a in (Q, K, V))
@@ -347,7 +347,7 @@ def _mask(
     """
     query, key, _ = qkv
     if not isinstance(attn_mask, torch.Tensor):
-        raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
+        raise TypeError(f"attn_mask must be a torch tensor, or None; got {type(attn_mask).__name__}")
     check_tensors({"query": query, "attn_mask": attn_mask}, other_device=RuntimeError)
     if attn_mask.is_floating_point():
         (attn_mask,) = to_autocast(attn_mask)

@@ -55,7 +55,7 @@ def check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = V
     first = next(iter(named))
     for name, a in named.items():
         if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
+            raise TypeError(f"{name} must be a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
         if a.device != named[first].device:
             where = f"{name} is on {a.device} and {first} on {named[first].device}"
             raise other_device(f"{where}: one device for all is needed")

@@ -367,7 +367,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a window of one": (
         lambda q, k, v: flash_attention(q, k, v, window=(3,)),
         TypeError,
-        "window is a pair (left, right) of ints, -1 for unlimited, or None; got tuple (3,)",
+        "window must be a pair (left, right) of ints, -1 for unlimited, or None; got tuple (3,)",
     ),
     "a window of floats": (lambda q, k, v: flash_attention(q, k, v, window=(1.0, 2)), TypeError, "got (1.0, 2)"),
     "a window below -1": (
@@ -383,7 +383,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a scale that is a string": (
         lambda q, k, v: flash_attention(q, k, v, softmax_scale="0.1"),
         TypeError,
-        "softmax_scale is a number, or None",
+        "softmax_scale must be a number, or None",
     ),
     "a stage that is not there": (
         lambda q, k, v: flash_attention(q, k, v, stage="fast"),
@@ -418,7 +418,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a list of lengths": (
         lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], [0, 5], CU_K),
         TypeError,
-        "cu_seqlens_q is an array of NumPy or the device, or one with __dlpack__; got list",
+        "cu_seqlens_q must be an array of NumPy or the device, or have __dlpack__; got list",
     ),
     "lengths, not sums": (
         lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], np.array([2, 3], np.int32), CU_K),

@@ -565,7 +565,7 @@ REFUSED: Mapping[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "twice": (ValueError, "wrt has a name twice", {"wrt": ["sinks", "sinks"], "sinks": SINKS}),
     "a string": (
         TypeError,
-        r"wrt is a sequence of names, such as \['bias'\]; got 'sinks'",
+        r"wrt must be a sequence of names, such as \['bias'\]; got 'sinks'",
         {"wrt": "sinks", "sinks": SINKS},
     ),
     "no table": (

@@ -411,7 +411,7 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
     refused: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
         (ValueError, "heads = 0; 1 or more", (0, 16), {}),
         (ValueError, "heads = -1; 1 or more", (-1, 16), {}),
-        (TypeError, "heads is a whole number; got float", (4.0, 16), {}),
+        (TypeError, "heads must be a whole number; got float", (4.0, 16), {}),
         (ValueError, "head_dim = -8; 1 or more", (4, -8), {}),
         (ValueError, "kv_heads = 0; 1 or more", (4, 16), {"kv_heads": 0}),
         (ValueError, "kv_heads = -1; 1 or more", (4, 16), {"kv_heads": -1}),
@@ -421,7 +421,7 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         (TypeError, "packed must be True or False", (4, 16), {"packed": 2}),
         (TypeError, "deterministic must be True or False", (4, 16), {"deterministic": 1}),
         (TypeError, "causal must be True or False", (4, 16), {"causal": 1}),
-        (TypeError, "window is a pair", (4, 16), {"window": (1,)}),
+        (TypeError, "window must be a pair", (4, 16), {"window": (1,)}),
         (TypeError, "decoding must be True or False", (4, 64), {"decoding": 1}),
         (ValueError, "gradients=True needs decoding=False", (4, 64), {"decoding": True, "gradients": True}),
         (ValueError, "paged=True needs decoding=True", (4, 64), {"paged": True}),
@@ -548,7 +548,7 @@ def test_the_longest_sequence_given_by_the_caller(most: int) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "28", 2**29])
 def test_a_longest_sequence_that_is_no_number_of_rows(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="max_seqlen_k is a whole number of rows, or None; got"):
+    with pytest.raises(TypeError, match="max_seqlen_k must be a whole number of rows, or None; got"):
         flash_attention_varlen(*packed_inputs(), max_seqlen_q=28, max_seqlen_k=wrong)
 
 

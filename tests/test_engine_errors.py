@@ -558,7 +558,7 @@ def test_what_the_engine_is_not() -> None:
         (lambda: engine.RawModule(), TypeError, "exactly one of code and path"),
         (lambda: engine.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
         (lambda: engine.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
-        (lambda: engine.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
+        (lambda: engine.RawModule(code=b"x"), TypeError, "code must be the source text, a str; got bytes"),
         (lambda: engine.empty((-1, 2)), ValueError, "negative dimensions"),
         (lambda: engine.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
         (lambda: engine.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),

@@ -919,7 +919,7 @@ def test_another_order_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0] == (0, 1, 2, 3) and len(set(seen.values())) > 3
     assert read == {"1.0", "nan"}
     monkeypatch.setenv("COURSE_CPU_ORDER", "some")
-    with pytest.raises(ValueError, match="COURSE_CPU_ORDER is a whole number"):
+    with pytest.raises(ValueError, match="COURSE_CPU_ORDER must be a whole number"):
         module.get_function("come")((1,), (128,), (out,))
 
 

@@ -322,7 +322,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         r"bias is float64; float32 \(added.*bias.astype\('float32'\)",
         {"bias": np.zeros((150, 171))},
     ),
-    "no array": (TypeError, "bias is an array; got float 1.0", {"bias": 1.0}),
+    "no array": (TypeError, "bias must be an array; got float 1.0", {"bias": 1.0}),
     "slopes of another shape": (
         ValueError,
         r"alibi_slopes has shape \(3,\); \(4,\) or \(2, 4\) is needed",
@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     ),
     "one of positions": (
         TypeError,
-        r"rotary_positions is a pair \(q_positions, k_positions\)",
+        r"rotary_positions must be a pair \(q_positions, k_positions\)",
         {**tables(32), "rotary_positions": places()[0]},
     ),
     "positions and None": (TypeError, "an array and a None", {**tables(32), "rotary_positions": (places()[0], None)}),

@@ -160,7 +160,7 @@ def test_dynamic_shared_memory_is_opted_into(size: int) -> None:
 
 
 def test_more_shared_memory_than_there_is() -> None:
-    with pytest.raises(ValueError, match=r"dynamic asks for 1,048,576 bytes of dynamic shared memory beside 0 static"):
+    with pytest.raises(ValueError, match=r"dynamic needs 1,048,576 bytes of dynamic shared memory and 0 static"):
         kernel.load(CODE, "dynamic")((1,), (32,), (cp.zeros(4, f32), 4), shared_mem=1 << 20)
 
 

@@ -219,10 +219,10 @@ def test_what_train_and_the_model_refuse() -> None:
         (TypeError, "prompt must be a str; got bytes", (b"a", 1), {}),
         (ValueError, "'c' is not in the alphabet of the model, which has 2 characters: 'ab'", ("abc", 1), {}),
         (ValueError, "length = -1; 0 or more", ("a", -1), {}),
-        (TypeError, "length is a whole number; got float", ("a", 1.5), {}),
+        (TypeError, "length must be a whole number; got float", ("a", 1.5), {}),
         (ValueError, "temperature = -0.5; 0, for the likeliest", ("a", 1), {"temperature": -0.5}),
         (ValueError, "temperature = inf", ("a", 1), {"temperature": math.inf}),
-        (TypeError, "temperature is a number; got bool", ("a", 1), {"temperature": True}),
+        (TypeError, "temperature must be a number; got bool", ("a", 1), {"temperature": True}),
         (ValueError, "seed = -1", ("a", 1), {"seed": -1}),
     ]
     for error, message, args, options in samples:
@@ -238,7 +238,7 @@ def test_what_train_and_the_model_refuse() -> None:
     ("options", "error", "message"),
     [
         ({"steps": -1}, ValueError, "steps = -1; 0 or more"),
-        ({"steps": 1.0}, TypeError, "steps is a whole number"),
+        ({"steps": 1.0}, TypeError, "steps must be a whole number"),
         ({"batch": 0}, ValueError, "batch = 0; 1 or more"),
         ({"every": 0}, ValueError, "every = 0; 1 or more"),
         ({"seed": -1}, ValueError, "seed = -1"),
@@ -264,7 +264,7 @@ def test_a_config_has_whole_numbers(field: str) -> None:
 def test_tokens_that_there_are_not_are_refused() -> None:
     model = CharGPT("ab", Config(8, 1, 1, 8), PlainAttention())
     for tokens in [np.zeros((1, 9), int), np.zeros(3, int), np.zeros((0, 3), int), np.zeros((1, 0), int), [[0]]]:
-        with pytest.raises(ValueError, match=r"tokens is an array \(B, T\), B from 1, T from 1 to the context of 8"):
+        with pytest.raises(ValueError, match=r"tokens must be an array \(B, T\), B from 1, T from 1 to the context"):
             model.forward(xp.asarray(tokens) if isinstance(tokens, np.ndarray) else tokens)
     tokens = xp.zeros((1, 3), int)
     with pytest.raises(ValueError, match="positions is float64; whole numbers"):
@@ -286,14 +286,14 @@ def test_a_model_is_made_of_what_it_needs() -> None:
     small, plain = Config(8, 1, 1, 8), PlainAttention()
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "characters is empty", lambda: CharGPT("", small, plain)),
-        (TypeError, "config is a Config", lambda: CharGPT("ab", None, plain)),  # type: ignore[arg-type]
-        (TypeError, "attention has forward", lambda: CharGPT("ab", small, None)),  # type: ignore[arg-type]
+        (TypeError, "config must be a Config", lambda: CharGPT("ab", None, plain)),  # type: ignore[arg-type]
+        (TypeError, "attention must have forward", lambda: CharGPT("ab", small, None)),  # type: ignore[arg-type]
         (ValueError, "got int32", lambda: CharGPT("ab", small, plain, dtype=np.int32)),
         (ValueError, "seed = -1; 0 or more", lambda: CharGPT("ab", small, plain, seed=-1)),
         (ValueError, "dtype = 'float64'; there are float32", lambda: FlashAttention("float64")),
         (TypeError, "deterministic must be True or False", lambda: FlashAttention(deterministic=1)),  # type: ignore[arg-type]
         (TypeError, "text must be a str; got int", lambda: train(5, 1)),  # type: ignore[arg-type]
-        (TypeError, "report is a function", lambda: train("ab", 1, report=5)),  # type: ignore[arg-type]
+        (TypeError, "report must be a function", lambda: train("ab", 1, report=5)),  # type: ignore[arg-type]
         (ValueError, "learning_rate = nan; a finite", lambda: train("ab", 1, learning_rate=math.nan)),
     ]
     for error, message, call in refused:

@@ -271,10 +271,10 @@ def test_masks_that_are_refused() -> None:
         (ValueError, "cu_seqlens ends at 19, and the whole sequence has 20", {"tokens": 20, "cu_seqlens": [0, 19]}),
         (ValueError, "cu_seqlens falls from 9 to 7", {"cu_seqlens": [0, 9, 7, 20]}),
         (ValueError, "cu_seqlens begins with 1", {"cu_seqlens": [1, 20]}),
-        (TypeError, r"cu_seqlens\[1\] is a whole number", {"cu_seqlens": [0, 20.0]}),
-        (TypeError, "cu_seqlens is a list or an array of the host; got int", {"cu_seqlens": 20}),
-        (TypeError, "window is a pair", {"window": 4}),
-        (TypeError, "tokens is a whole number", {"tokens": "20"}),
+        (TypeError, r"cu_seqlens\[1\] must be a whole number", {"cu_seqlens": [0, 20.0]}),
+        (TypeError, "cu_seqlens must be a list or an array of the host; got int", {"cu_seqlens": 20}),
+        (TypeError, "window must be a pair", {"window": 4}),
+        (TypeError, "tokens must be a whole number", {"tokens": "20"}),
         (ValueError, "packed sequences are a batch of 1; q has shape", {"both": two, "cu_seqlens": [0, 20]}),
         (
             ValueError,
@@ -339,7 +339,7 @@ def test_who_has_no_results_in_float32_says_so() -> None:
     q, k, v, _ = map(cp.asarray, inputs(8, 64, "float16"))
     with pytest.raises(ValueError, match="it has no results in float32"):
         flash_attention(q, k, v, stage="flash_wmma", out_dtype="float32")
-    with pytest.raises(TypeError, match="out_dtype is float32, float16 or bfloat16, or None"):
+    with pytest.raises(TypeError, match="out_dtype must be float32, float16, bfloat16 or None"):
         flash_attention(q, k, v, out_dtype=np.float64)
     with pytest.raises(ValueError, match="bfloat16"):
         flash_attention(q, k, v, out_dtype="bfloat16")
@@ -413,15 +413,15 @@ def test_what_cannot_be_merged() -> None:
         (ValueError, r"rows = \(0, 5\); o has rows 0 to 4", (o, o, (0, 5))),
         (ValueError, r"rows = \(-1, 3\)", (o, o, (-1, 3))),
         (ValueError, r"rows = \(3, 1\)", (o, o, (3, 1))),
-        (TypeError, "rows is a pair", (o, o, 4)),
-        (ValueError, r"part is float32 \(1, 2, 2, 16\)", (o, o, (2, 4))),
-        (ValueError, r"part is float32 \(1, 4, 2, 16\)", (o, o[:, :, :1], (0, 4))),
-        (ValueError, "o is float32 .* C-contiguous; got float16", (o.astype("float16"), o, (0, 4))),
-        (ValueError, "o is float32 .* strides", (o[:, ::2], o[:, :2], (0, 2))),
-        (TypeError, r"o is a device array .* got shape \(4, 2, 16\)", (o[0], o, (0, 4))),
-        (TypeError, "o is a device array .* got ndarray", (np.zeros((1, 4, 2, 16), np.float32), o, (0, 4))),
-        (ValueError, r"lse is float32 \(1, 2, 4\)", (o, o, (0, 4), lse[:, :1], lse)),
-        (ValueError, r"part_lse is float32 \(1, 2, 4\)", (o, o, (0, 4), lse, lse[:, :, :2])),
+        (TypeError, "rows must be a pair", (o, o, 4)),
+        (ValueError, r"part must be float32 \(1, 2, 2, 16\)", (o, o, (2, 4))),
+        (ValueError, r"part must be float32 \(1, 4, 2, 16\)", (o, o[:, :, :1], (0, 4))),
+        (ValueError, "o must be float32 .* C-contiguous; got float16", (o.astype("float16"), o, (0, 4))),
+        (ValueError, "o must be float32 .* strides", (o[:, ::2], o[:, :2], (0, 2))),
+        (TypeError, r"o must be a device array .* got shape \(4, 2, 16\)", (o[0], o, (0, 4))),
+        (TypeError, "o must be a device array .* got ndarray", (np.zeros((1, 4, 2, 16), np.float32), o, (0, 4))),
+        (ValueError, r"lse must be float32 \(1, 2, 4\)", (o, o, (0, 4), lse[:, :1], lse)),
+        (ValueError, r"part_lse must be float32 \(1, 2, 4\)", (o, o, (0, 4), lse, lse[:, :, :2])),
         (TypeError, "dtype = 'float64'; there are float32", (o, o, (0, 4), lse, lse, "float64")),
     ]
     for error, message, args in refused:
@@ -501,7 +501,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (ValueError, "as many rows of q as of k", {"q": [a[:, :4] for a in q]}, {"causal": True}),
         (ValueError, "schedule = 'stripes'; there are zigzag", {}, {"schedule": "stripes"}),
         (ValueError, r"schedule = \['ring'\]; there are zigzag", {}, {"schedule": ["ring"]}),
-        (ValueError, "one array for each of 2 local ranks; got 1", {"q": q[:1]}, {}),
+        (ValueError, "one array per local rank, 2; got 1", {"q": q[:1]}, {}),
         (ValueError, "q differs between ranks", {"q": [q[0], q[1][:, :4]]}, {}),
         (TypeError, "q has device arrays", {"q": [[1], [2]]}, {}),
         (TypeError, "causal must be True or False", {}, {"causal": 1}),
@@ -531,7 +531,7 @@ def test_a_backward_pass_names_the_shape_that_it_was_given() -> None:
     q, k, v, do = (ranks.put(shard(a, 2)) for a in inputs(20, 16, "float32"))
     o, lse = ring_attention(q, k, v, return_lse=True, comms=ranks)
     given = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
-    rows = r"lse of each rank is float32 \(2, 4, 10\), as q is \(2, 10, 4, 16\); got "
+    rows = r"lse of each rank must be float32 \(2, 4, 10\), as q is \(2, 10, 4, 16\); got "
     refused = [
         (ValueError, rows + r"float32 \(2, 10, 4\)", {"lse": [a.swapaxes(1, 2) for a in lse]}),
         (ValueError, rows + r"float32 \(2, 4, 5\)", {"lse": [a[:, :, :5] for a in lse]}),
@@ -553,8 +553,8 @@ NO_POSITIONS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
     (("ring", 2, -1, 4), ValueError, "rank = -1; 0 or more"),
     (("ring", 0, 0, 4), ValueError, "size = 0; 1 or more"),
     (("ring", 2, 0, -4), ValueError, "rows = -4"),
-    (("ring", 2, 0, 4.0), TypeError, "rows is a whole number; got float"),
-    (("ring", 2, True, 4), TypeError, "rank is a whole number; got bool"),
+    (("ring", 2, 0, 4.0), TypeError, "rows must be a whole number; got float"),
+    (("ring", 2, True, 4), TypeError, "rank must be a whole number; got bool"),
     (("stripes", 2, 0, 4), ValueError, "schedule = 'stripes'"),
     (("ring", 2**10, 0, 2**21), ValueError, "rows = 2097152 .* int32"),
 ]
@@ -576,22 +576,22 @@ def test_cuts_that_there_are_not() -> None:
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "size = 0; 1 or more", lambda: shard(x, 0)),
         (ValueError, "size = -2; 1 or more", lambda: shard(x, -2)),
-        (TypeError, "size is a whole number", lambda: shard(x, 2.0)),
-        (TypeError, "x is an array of NumPy or the device; got list", lambda: shard([1, 2], 2)),
+        (TypeError, "size must be a whole number", lambda: shard(x, 2.0)),
+        (TypeError, "x must be an array of NumPy or the device; got list", lambda: shard([1, 2], 2)),
         (ValueError, r"axis = 3; x has shape \(1, 8, 2\)", lambda: shard(x, 2, axis=3)),
         (ValueError, r"axis = 1; x has shape \(\)", lambda: shard(np.ones(()), 2)),
         (ValueError, "schedule = 'stripes'", lambda: shard(x, 2, "stripes")),
         (TypeError, "x is complex128; numbers of 1, 2, 4 or 8", lambda: shard(x.astype(complex), 2)),
         (TypeError, "x is object; numbers", lambda: shard(x.astype(object), 2)),
-        (TypeError, "parts is a list .* got none", lambda: unshard([])),
-        (TypeError, "parts is a list .* got ndarray", lambda: unshard(x)),
-        (TypeError, r"parts\[1\] is an array of NumPy or the device; got int", lambda: unshard([x, 3])),
+        (TypeError, "parts must be a list .* got none", lambda: unshard([])),
+        (TypeError, "parts must be a list .* got ndarray", lambda: unshard(x)),
+        (TypeError, r"parts\[1\] must be an array of NumPy or the device; got int", lambda: unshard([x, 3])),
         (ValueError, r"parts\[1\] ndarray float32 \(1, 4, 2\)", lambda: unshard([x, x[:, :4]])),
         (ValueError, r"parts\[1\] ndarray float64", lambda: unshard([x, x.astype(float)])),
         (ValueError, "parts have 3 rows, which are no two chunks", lambda: unshard(wrong)),
         (ValueError, "size = 0", lambda: steps("ring", 0, causal=True, rows=4)),
         (ValueError, "rows = -4", lambda: steps("ring", 2, causal=True, rows=-4)),
-        (TypeError, "keys is a whole number", lambda: steps("ring", 2, causal=False, rows=4, keys=1.5)),
+        (TypeError, "keys must be a whole number", lambda: steps("ring", 2, causal=False, rows=4, keys=1.5)),
         (TypeError, "causal must be True or False", lambda: steps("ring", 2, causal="no", rows=4)),
     ]
     for error, message, call in refused:
@@ -610,10 +610,10 @@ def test_ranks_that_there_are_not() -> None:
     ranks, a = virtual_ranks(2), cp.zeros(3, np.float32)
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "size = 0; 1 or more", lambda: virtual_ranks(0)),
-        (TypeError, "size is a whole number", lambda: virtual_ranks(True)),
-        (TypeError, "size is a whole number", lambda: virtual_ranks("2")),
+        (TypeError, "size must be a whole number", lambda: virtual_ranks(True)),
+        (TypeError, "size must be a whole number", lambda: virtual_ranks("2")),
         (ValueError, "arrays has 3; 2 are needed", lambda: ranks.put([a, a, a])),
-        (TypeError, "arrays is a list .* got ndarray", lambda: ranks.put(np.zeros((2, 3)))),
+        (TypeError, "arrays must be a list .* got ndarray", lambda: ranks.put(np.zeros((2, 3)))),
         (
             ValueError,
             "rank 1 waits for a message that rank 0 does not send",

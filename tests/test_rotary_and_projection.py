@@ -139,7 +139,7 @@ def test_a_rotation_keeps_what_attention_sees() -> None:
 WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"q": np.zeros((1, 4, 2, 64))}, TypeError, "k is float16 and q is float64"),
     "axes": ({"q": normal(4, 2, 64)}, ValueError, "4 axes are needed"),
-    "no array": ({"q": [1.0]}, TypeError, "q is a NumPy or a device array; got list"),
+    "no array": ({"q": [1.0]}, TypeError, "q must be a NumPy or a device array; got list"),
     "angles of another type": ({"cos": np.ones((9, 32))}, TypeError, "rotary_cos is float64; float16 or float32 is"),
     "two types": ({"cos": np.ones((9, 32), np.float16)}, ValueError, "one shape and one dtype for both is needed"),
     "two shapes": ({"sin": np.ones((9, 16), np.float32)}, ValueError, "one shape and one dtype for both is needed"),
@@ -150,9 +150,9 @@ WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "positions": ({"positions": (np.arange(4), np.arange(5))}, TypeError, r"rotary_positions\[0\] is int64"),
     "rows": ({"positions": (np.arange(4, dtype=np.int32),) * 2}, ValueError, r"rotary_positions\[1\] has shape \(4,\)"),
     "in place": ({"in_place": True}, ValueError, "in_place: q is a device array"),
-    "one position": ({"positions": (np.arange(4, dtype=np.int32),)}, TypeError, "positions is a pair .* got 1 of them"),
-    "three": ({"positions": (np.arange(4, dtype=np.int32),) * 3}, TypeError, "positions is a pair .* got 3 of them"),
-    "no pair": ({"positions": np.arange(4, dtype=np.int32)}, TypeError, "positions is a pair .* got ndarray"),
+    "one position": ({"positions": (np.arange(4, dtype=np.int32),)}, TypeError, "positions must be a pair .* got 1"),
+    "three": ({"positions": (np.arange(4, dtype=np.int32),) * 3}, TypeError, "positions must be a pair .* got 3"),
+    "no pair": ({"positions": np.arange(4, dtype=np.int32)}, TypeError, "positions must be a pair .* got ndarray"),
     "no angles": (
         {"cos": np.ones((0, 32), np.float32), "sin": np.ones((0, 32), np.float32)},
         ValueError,
@@ -222,13 +222,13 @@ def test_angles() -> None:
     refused: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
         (ValueError, "rotary_dim = 3; pairs of columns", (5, 3), {}),
         (ValueError, "rotary_dim = 0; pairs of columns", (5, 0), {}),
-        (TypeError, "rotary_dim is a whole number; got float 4.0", (5, 4.0), {}),
+        (TypeError, "rotary_dim must be a whole number; got float 4.0", (5, 4.0), {}),
         (ValueError, "positions = -1; 0 or more", (-1, 4), {}),
-        (TypeError, "positions is a whole number; got float 2.5", (2.5, 4), {}),
+        (TypeError, "positions must be a whole number; got float 2.5", (2.5, 4), {}),
         (ValueError, "base = 0; a number above 0", (5, 4), {"base": 0}),
         (ValueError, "base = -1; a number above 0", (5, 4), {"base": -1}),
         (ValueError, "base = nan; a finite number", (5, 4), {"base": float("nan")}),
-        (TypeError, "base is a number; got str", (5, 4), {"base": "1"}),
+        (TypeError, "base must be a number; got str", (5, 4), {"base": "1"}),
     ]
     for error, message, args, options in refused:
         with pytest.raises(error, match=message):
@@ -418,7 +418,7 @@ WRONG_PROJECTION: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "w_o's rows": ({"w_o": normal(64, 64)}, ValueError, r"w_o has shape \(64, 64\); needed is .* \(128, a multiple"),
     "w_o's columns": ({"w_o": normal(128, 60)}, ValueError, r"w_o has shape \(128, 60\)"),
     "heads": ({"kv_heads": 3}, ValueError, "kv_heads must divide heads"),
-    "window": ({"window": (3,)}, TypeError, "window is a pair"),
+    "window": ({"window": (3,)}, TypeError, "window must be a pair"),
     "packed": ({"cu_seqlens": (np.arange(3, dtype=np.int32),) * 2}, ValueError, "3 axes are needed"),
     "causal": ({"causal": 1}, TypeError, "causal must be True or False"),
 }
@@ -440,7 +440,7 @@ def test_projection_errors(name: str) -> None:
 def test_cu_seqlens_are_a_pair() -> None:
     q, cu = normal(5, 2, 64), np.array([0, 5], np.int32)
     for wrong, got in (((cu,), "1 of them"), ((cu,) * 3, "3 of them"), (cu, "ndarray"), (5, "int")):
-        with pytest.raises(TypeError, match=rf"cu_seqlens is a pair \(cu_seqlens_q, cu_seqlens_k\), .* got {got}"):
+        with pytest.raises(TypeError, match=rf"cu_seqlens must be a pair \(cu_seqlens_q, cu_seqlens_k\), .* got {got}"):
             attention_projection(q, q, q, weights(128, 64, "float16"), cu_seqlens=wrong)
 
 

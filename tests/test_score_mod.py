@@ -724,7 +724,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     ),
     "a score in a mask": (ValueError, "mask_mod does not compile: .*score.*\n    score > 0", {"mask_mod": "score > 0"}),
     "half a text": (ValueError, "score_mod does not compile: .*\n    score\\)\\)", {"score_mod": "score))"}),
-    "no text": (TypeError, "score_mod is an expression in CUDA", {"score_mod": lambda score: score}),
+    "no text": (TypeError, "score_mod must be an expression in CUDA", {"score_mod": lambda score: score}),
     "a name of ours": (
         ValueError,
         "mod_args has 'score': a name in C",
@@ -739,7 +739,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "a macro": (ValueError, "kernels have macros in capitals", {"score_mod": "score", "mod_args": {"BLOCK_M": 1}}),
     "a string": (
         TypeError,
-        r"mod_args\['a'\] is a NumPy number or an array",
+        r"mod_args\['a'\] must be a NumPy number or an array",
         {"score_mod": "a", "mod_args": {"a": "x"}},
     ),
     "float64": (TypeError, r"mod_args\['a'\] is float64; write", {"score_mod": "a", "mod_args": {"a": np.float64(1)}}),
@@ -749,7 +749,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         {"score_mod": "a", "mod_args": {"a": np.ones(1)}},
     ),
     "a large int": (ValueError, "= 1099511627776 is no int32", {"score_mod": "a", "mod_args": {"a": 2**40}}),
-    "a list": (TypeError, "mod_args is a dict", {"score_mod": "a", "mod_args": [1]}),
+    "a list": (TypeError, "mod_args must be a dict", {"score_mod": "a", "mod_args": [1]}),
     "arguments of nothing": (ValueError, "mod_args is given without score_mod or mask_mod", {"mod_args": {"a": 1}}),
     "sinks of another shape": (ValueError, r"sinks is float32 \(3,\); float32 \(4,\) is needed", {"sinks": SLOPES[:3]}),
 }

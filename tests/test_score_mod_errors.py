@@ -85,8 +85,8 @@ def test_so_does_the_error_of_a_launch() -> None:
         (1e39, ValueError, "cap = 1e[+]39"),
         (float("nan"), ValueError, "cap = nan; a finite number"),
         (float("inf"), ValueError, "cap = inf"),
-        ("30", TypeError, "cap is a number; got str"),
-        (None, TypeError, "cap is a number; got NoneType"),
+        ("30", TypeError, "cap must be a number; got str"),
+        (None, TypeError, "cap must be a number; got NoneType"),
     ],
     ids=str,
 )
@@ -103,11 +103,11 @@ def test_tables_of_a_relative_bias() -> None:
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
         (table[:, :4], None, ValueError, "table has 4 columns; an odd number"),
         (table[:, :0], None, ValueError, "table has 0 columns"),
-        (table[0], None, TypeError, r"table is float32 \(heads, 2 \* reach \+ 1\); got float32 \(5,\)"),
+        (table[0], None, TypeError, r"table must be float32 \(heads, 2 \* reach \+ 1\); got float32 \(5,\)"),
         (table.astype("float64"), None, TypeError, r"got float64 \(4, 5\)"),
         ([[1.0]], None, TypeError, "got list"),
         (table, 0, ValueError, "longest = 0; 1 or more"),
-        (table, 2.5, TypeError, "longest is a whole number"),
+        (table, 2.5, TypeError, "longest must be a whole number"),
     ]
     for given, longest, error, message in wrong:
         with pytest.raises(error, match=message):

@@ -135,14 +135,14 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "pages": (Request("a" * 20, 20), {}, ValueError, "1 to 32 characters are needed"),
     "length 0": (Request("a", 0), {}, ValueError, r"requests\[1\].length = 0; 1 or more is needed"),
     "length below 0": (Request("a", -3), {}, ValueError, "length = -3; 1 or more"),
-    "no whole length": (Request("a", 2.0), {}, TypeError, "length is a whole number; got float 2.0"),
-    "arrives at NaN": (Request("a", 2, float("nan")), {}, TypeError, "arrives is a whole number; got float nan"),
+    "no whole length": (Request("a", 2.0), {}, TypeError, "length must be a whole number; got float 2.0"),
+    "arrives at NaN": (Request("a", 2, float("nan")), {}, TypeError, "arrives must be a whole number; got float nan"),
     "an unknown character": (Request("a日", 2), {}, ValueError, r"requests\[1\].prompt: '日' is not in the alphabet"),
     "bytes": (Request(b"a", 2), {}, TypeError, "prompt must be a str; got bytes"),
-    "no request": ("a", {}, TypeError, r"requests\[1\] is a Request; got str"),
+    "no request": ("a", {}, TypeError, r"requests\[1\] must be a Request; got str"),
     "cold": (Request("a", 2), {"temperature": -1.0}, ValueError, "temperature = -1.0; 0, for the likeliest"),
     "NaN": (Request("a", 2), {"temperature": float("nan")}, ValueError, "temperature = nan; a finite"),
-    "no temperature": (Request("a", 2), {"temperature": "1"}, TypeError, "temperature is a number; got str"),
+    "no temperature": (Request("a", 2), {"temperature": "1"}, TypeError, "temperature must be a number; got str"),
     "seed": (Request("a", 2), {"seed": -1}, ValueError, "seed = -1; 0 or more"),
 }
 
@@ -159,19 +159,19 @@ def test_what_cannot_be_served(name: str) -> None:
 def test_what_is_no_server() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"pages": 0}, ValueError, "pages = 0; 1 or more"),
-        ({"pages": 2.0}, TypeError, "pages is a whole number"),
+        ({"pages": 2.0}, TypeError, "pages must be a whole number"),
         ({"page_size": 0}, ValueError, "page_size = 0"),
         ({"watermark": 4}, ValueError, "watermark = 4; with 4 pages, fewer than 4"),
         ({"watermark": -1}, ValueError, "watermark = -1; 0 or more"),
-        ({"watermark": 0.1}, TypeError, "watermark is a whole number"),
+        ({"watermark": 0.1}, TypeError, "watermark must be a whole number"),
         ({"dtype": "float64"}, ValueError, "dtype = 'float64'; there are float32"),
         ({"model": CharGPT("ab", Config(8, 1, 2, 72), PlainAttention())}, ValueError, "model has heads 36 wide"),
-        ({"model": 3}, TypeError, "model is a CharGPT"),
+        ({"model": 3}, TypeError, "model must be a CharGPT"),
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             Server(**{"model": model(), "pages": 4, **options})
-    with pytest.raises(TypeError, match="requests is a list of Request; got Request"):
+    with pytest.raises(TypeError, match="requests must be a list of Request; got Request"):
         Server(model(), pages=np.int64(4)).serve(Request("a", 1))
 
 

@@ -428,8 +428,8 @@ BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, Any, Any]], type[Excep
     "k float16": (lambda q, k, v: (q, k.astype("float16"), v), TypeError, "k is float16; stage NAME takes float32"),
     "v int32": (lambda q, k, v: (q, k, v.astype("int32")), TypeError, "v is int32; stage NAME takes float32"),
     SWAPPED: (lambda q, k, v: (q, k, v.astype(">f4")), TypeError, "v is >f4; stage NAME takes"),
-    "q a list": (lambda q, k, v: (q.tolist(), k, v), TypeError, "q is a NumPy or a device array; got list"),
-    "v None": (lambda q, k, v: (q, k, None), TypeError, "v is a NumPy or a device array; got NoneType"),
+    "q a list": (lambda q, k, v: (q.tolist(), k, v), TypeError, "q must be a NumPy or a device array; got list"),
+    "v None": (lambda q, k, v: (q, k, None), TypeError, "v must be a NumPy or a device array; got NoneType"),
     "q of one axis": (
         lambda q, k, v: (q[0], k, v),
         ValueError,
@@ -514,8 +514,8 @@ def test_refused_inputs(row: Row, where: str) -> None:
 def test_refused_softmax_scale() -> None:
     inputs = check.make_inputs(5, 6, 8)
     for scale, error, message in (
-        ("0.125", TypeError, "softmax_scale is a number, or None for 1 / sqrt(head_dim); got str '0.125'"),
-        ([1.0], TypeError, "softmax_scale is a number, or None for 1 / sqrt(head_dim); got list [1.0]"),
+        ("0.125", TypeError, "softmax_scale must be a number, or None for 1 / sqrt(head_dim); got str '0.125'"),
+        ([1.0], TypeError, "softmax_scale must be a number, or None for 1 / sqrt(head_dim); got list [1.0]"),
         (True, TypeError, "got bool True"),
         (1j, TypeError, "got complex 1j"),
         (float("nan"), ValueError, "softmax_scale = nan; a finite float32 is needed"),

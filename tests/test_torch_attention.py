@@ -627,7 +627,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a mask that is no tensor": (
         lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=[[True]]),
         TypeError,
-        "attn_mask is a torch tensor, or None; got list",
+        "attn_mask must be a torch tensor, or None; got list",
     ),
     "dropout": (
         lambda a: ours.scaled_dot_product_attention(a, a, a, dropout_p=0.1),
@@ -652,17 +652,17 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "an array": (
         lambda a: ours.flash_attention(a.numpy(), a, a),
         TypeError,
-        "q is a torch tensor; got ndarray. Arrays: helpers.attention",
+        "q must be a torch tensor; got ndarray. Arrays: helpers.attention",
     ),
     "a list for sdpa": (
         lambda a: ours.scaled_dot_product_attention(a, [1], a),
         TypeError,
-        "key is a torch tensor; got list",
+        "key must be a torch tensor; got list",
     ),
     "lengths as a list": (
         lambda a: ours.flash_attention_varlen(a[0], a[0], a[0], [0, 3], [0, 3]),
         TypeError,
-        "cu_seqlens_q is a torch tensor; got list",
+        "cu_seqlens_q must be a torch tensor; got list",
     ),
     "lengths in int64": (
         lambda a: ours.flash_attention_varlen(a[0], a[0], a[0], torch.tensor([0, 3]), torch.tensor([0, 3])),
@@ -675,12 +675,12 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         "k is on meta and q on cpu: one device for all is needed",
     ),
     "three axes": (lambda a: ours.flash_attention(a[0], a, a), ValueError, "4 axes are needed: (batch, seq, heads"),
-    "a window of one": (lambda a: ours.flash_attention(a, a, a, window=(3,)), TypeError, "window is a pair"),
+    "a window of one": (lambda a: ours.flash_attention(a, a, a, window=(3,)), TypeError, "window must be a pair"),
     "a mask for causal": (lambda a: ours.flash_attention(a, a, a, causal=a), TypeError, "causal must be True or False"),
     "a scale in words": (
         lambda a: ours.flash_attention(a, a, a, softmax_scale="0.1"),
         TypeError,
-        "softmax_scale is a number",
+        "softmax_scale must be a number",
     ),
     "no such stage": (
         lambda a: ours.flash_attention(a, a, a, stage="fast"),
@@ -697,7 +697,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         TypeError,
         "deterministic must be True or False; got str 'yes'",
     ),
-    "one row for run_flash": (lambda a: ours.run_flash(a[0, 0, 0], a, a), ValueError, "Q, K and V are (N, d)"),
+    "one row for run_flash": (lambda a: ours.run_flash(a[0, 0, 0], a, a), ValueError, "Q, K and V must all be (N, d)"),
 }
 
 

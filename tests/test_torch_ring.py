@@ -171,7 +171,7 @@ def test_what_a_rank_refuses_by_itself(results: list[dict[str, Any]]) -> None:
     q = torch.zeros(1, 4, 2, 16)
     with pytest.raises(RuntimeError, match=r"there is no process group: start with torchrun"):
         ring_attention(q, q, q)
-    with pytest.raises(TypeError, match="q is a torch tensor"):
+    with pytest.raises(TypeError, match="q must be a torch tensor"):
         ring_attention(None, q, q)
 
 

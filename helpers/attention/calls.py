@@ -341,7 +341,7 @@ def out_name(out_dtype: Any) -> str:
             name = np.dtype(name).name
     if isinstance(name, str) and name in OUT_DTYPES:
         return name
-    raise TypeError(f"out_dtype is {', '.join(OUT_DTYPES[:-1])} or {OUT_DTYPES[-1]}, or None; got {out_dtype!r:.40}")
+    raise TypeError(f"out_dtype must be {', '.join(OUT_DTYPES[:-1])}, {OUT_DTYPES[-1]} or None; got {out_dtype!r:.40}")
 
 
 # ---- checking and planning a call
@@ -427,7 +427,7 @@ def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], lis
             lacks, or a name twice.
     """
     if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
-        raise TypeError(f"wrt is a sequence of names, such as ['bias']; got {wrt!r:.60}")
+        raise TypeError(f"wrt must be a sequence of names, such as ['bias']; got {wrt!r:.60}")
     has = {*call.arrays, *(["table"] if distance_table(call.options.mod) else [])}
     for name in wrt:
         if name not in WRT:
@@ -634,7 +634,7 @@ def find_longest(
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
         if most is not None and not (whole and 0 <= most < MAX_ROWS):
-            raise TypeError(f"{name} is a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
+            raise TypeError(f"{name} must be a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
     both_given = max_seqlen_q is not None and max_seqlen_k is not None
     if both_given and device.ON_GPU:
         return int(max_seqlen_q), int(max_seqlen_k)

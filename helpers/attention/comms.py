@@ -95,7 +95,7 @@ class Comms:
         """
         if not isinstance(arrays, (list, tuple)):
             raise TypeError(
-                f"arrays is a list of one for each rank, as ring_schedules.shard returns; got {type(arrays).__name__}"
+                f"arrays must be a list of one per rank, as ring_schedules.shard returns; got {type(arrays).__name__}"
             )
         if len(arrays) not in (self.size, len(self.ranks)):
             wanted = " or ".join(map(str, sorted({self.size, len(self.ranks)})))

@@ -253,7 +253,7 @@ class Kernel:
         most = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["sharedMemPerBlockOptin"]
         if static + shared_mem > most:
             raise ValueError(
-                f"{self.name} asks for {shared_mem:,} bytes of dynamic shared memory beside {static:,} static ones; "
+                f"{self.name} needs {shared_mem:,} bytes of dynamic shared memory and {static:,} static ones; "
                 f"this device gives a block {most:,}. Choose smaller tiles: -DBLOCK_M=..., -DBLOCK_N=..."
             )
         self.function.max_dynamic_shared_size_bytes = shared_mem

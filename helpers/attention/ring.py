@@ -336,7 +336,7 @@ def _plan(
     for name, parts in arrays.items():
         if not isinstance(parts, (list, tuple)) or len(parts) != len(comms.ranks):
             count = len(parts) if isinstance(parts, (list, tuple)) else type(parts).__name__
-            raise ValueError(f"{name} is a list of one array for each of {len(comms.ranks)} local ranks; got {count}")
+            raise ValueError(f"{name} must be a list of one array per local rank, {len(comms.ranks)}; got {count}")
         for a in parts:
             if not isinstance(a, device.cp.ndarray):
                 raise TypeError(f"{name} has device arrays, as comms.put makes them; got {type(a).__name__}")
@@ -360,7 +360,7 @@ def _plan(
             if name in arrays and (arrays[name][i].shape != shape or arrays[name][i].dtype != dtype):
                 got = arrays[name][i]
                 raise ValueError(
-                    f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}"
+                    f"{name} of each rank must be {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}"
                 )
     q, k = arrays["q"][0], arrays["k"][0]
     check_schedule(schedule)
@@ -409,7 +409,7 @@ def _masked_plan(
 def _checked_cu_seqlens(cu_seqlens: Any, tokens: Any) -> tuple[int, ...]:
     """Return the ends of packed sequences as whole numbers. TypeError or ValueError for anything else."""
     if not isinstance(cu_seqlens, (list, tuple, np.ndarray)) or isinstance(cu_seqlens, device.cp.ndarray):
-        raise TypeError(f"cu_seqlens is a list or an array of the host; got {type(cu_seqlens).__name__}")
+        raise TypeError(f"cu_seqlens must be a list or an array of the host; got {type(cu_seqlens).__name__}")
     cu = np.asarray([whole_number(f"cu_seqlens[{i}]", end) for i, end in enumerate(cu_seqlens)], np.int32)
     longest_of("cu_seqlens", cu, "the whole sequence", cu[-1] if tokens is None and len(cu) else tokens)
     return tuple(cu.tolist())
@@ -658,10 +658,10 @@ def _c_name(given: str, dtype: str) -> str:
 def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: Any) -> None:
     if not isinstance(o, device.cp.ndarray) or o.ndim != 4:
         got = f"shape {o.shape}" if isinstance(o, device.cp.ndarray) else type(o).__name__
-        raise TypeError(f"o is a device array (batch, n, heads, head_dim); got {got}")
+        raise TypeError(f"o must be a device array (batch, n, heads, head_dim); got {got}")
     batch, n, heads, head_dim = o.shape
     if not isinstance(rows, (tuple, list)) or len(rows) != 2:
-        raise TypeError(f"rows is a pair (first, end); got {rows!r:.40}")
+        raise TypeError(f"rows must be a pair (first, end); got {rows!r:.40}")
     if not 0 <= rows[0] <= rows[1] <= n:
         raise ValueError(f"rows = {tuple(rows)}; o has rows 0 to {n}")
     if dtype is not None:
@@ -674,7 +674,8 @@ def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: A
         ("part_lse", part_lse, (batch, heads, count)),
     ):
         if a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous:
-            raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
+            got = f"{a.dtype} {a.shape}, strides {a.strides}"
+            raise ValueError(f"{name} must be float32 {shape}, C-contiguous; got {got}")
 
 
 # ---- the backward pass

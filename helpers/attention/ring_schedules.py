@@ -205,7 +205,7 @@ def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1, un
     check_schedule(schedule)
     if not isinstance(parts, (list, tuple)) or not parts:
         got = "none" if isinstance(parts, (list, tuple)) else type(parts).__name__
-        raise TypeError(f"parts is a list of the arrays of all ranks, one or more; got {got}")
+        raise TypeError(f"parts must be a list of the arrays of all ranks, one or more; got {got}")
     of_axis = [_axis_of(f"parts[{i}]", part, axis) for i, part in enumerate(parts)]
     for i, part in enumerate(parts):
         shapes = [without_axis(a.shape, of_axis[0]) if uneven else a.shape for a in (part, parts[0])]
@@ -230,7 +230,7 @@ def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1, un
 def _axis_of(name: str, a: Any, axis: Any) -> int:
     """Return the axis, counted from the first. TypeError or ValueError if it is not an array with that axis."""
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
-        raise TypeError(f"{name} is an array of NumPy or the device; got {type(a).__name__}")
+        raise TypeError(f"{name} must be an array of NumPy or the device; got {type(a).__name__}")
     if a.dtype.hasobject or a.dtype.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"{name} is {a.dtype}; numbers of 1, 2, 4 or 8 bytes are needed")
     axis = whole_number("axis", axis)

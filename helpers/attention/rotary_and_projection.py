@@ -331,5 +331,5 @@ def _on_device(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         return arrays
     for name, a in arrays.items():
         if not isinstance(a, (np.ndarray, cp.ndarray)):
-            raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
+            raise TypeError(f"{name} must be a NumPy or a device array; got {type(a).__name__}")
     return {name: a if isinstance(a, cp.ndarray) else cp.asarray(a) for name, a in arrays.items()}

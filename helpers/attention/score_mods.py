@@ -50,7 +50,7 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
     """
     if getattr(table, "ndim", None) != 2 or str(table.dtype).removeprefix("torch.") != "float32":
         got = f"{table.dtype} {tuple(table.shape)}" if hasattr(table, "dtype") else type(table).__name__
-        raise TypeError(f"table is float32 (heads, 2 * reach + 1); got {got}")
+        raise TypeError(f"table must be float32 (heads, 2 * reach + 1); got {got}")
     width = int(table.shape[1])
     if width % 2 == 0:
         raise ValueError(

@@ -55,7 +55,7 @@ def check_prefix(
         raise ValueError("prefix_k and prefix_v come together: each key needs its value")
     for name, a in zip(NAMES, (prefix_k, prefix_v), strict=True):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
-            raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
+            raise TypeError(f"{name} must be an array; got {type(a).__name__} {a!r:.40}")
         columns = q.shape[3]
         if name == "prefix_v" and k_cache.shape != v_cache.shape:  # V has its own head_dim
             columns = v_cache.shape[3]

@@ -170,7 +170,7 @@ class ndarray(np.ndarray):
         if out is None:
             return np.array(self, subok=False, order=order)
         if not isinstance(out, np.ndarray) or isinstance(out, ndarray):
-            raise TypeError(f"out is a NumPy array; got {type(out).__module__}.{type(out).__name__}")
+            raise TypeError(f"out must be a NumPy array; got {type(out).__module__}.{type(out).__name__}")
         if (out.shape, out.dtype) != (self.shape, self.dtype):
             raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; expected {self.shape} and {self.dtype}")
         out[...] = self

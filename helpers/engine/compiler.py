@@ -278,7 +278,7 @@ def optimisation() -> str:
     """
     chosen = settings.value("CPU_OPTIMISATION", "2")
     if chosen not in ("0", "1", "2", "3", "g"):
-        raise ValueError(f"{settings.variable('CPU_OPTIMISATION')} is a number from 0 to 3, or g, not {chosen!r}")
+        raise ValueError(f"{settings.variable('CPU_OPTIMISATION')} must be a number from 0 to 3, or g; got {chosen!r}")
     return chosen
 
 

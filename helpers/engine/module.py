@@ -54,7 +54,7 @@ class RawModule:
         if path is not None:
             raise TypeError("path names a compiled cubin or PTX file, which only a GPU runs; give the source as code=")
         if not isinstance(code, str):
-            raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
+            raise TypeError(f"code must be the source text, a str; got {type(code).__name__}")
         if translate_cucomplex and libraries.folder() is None:
             raise ValueError("translate_cucomplex needs CuPy's headers, and CuPy is not installed here")
         self._recipe = build.Recipe(

@@ -74,7 +74,7 @@ def n_workers() -> int:
     """
     chosen = settings.value("CPU_THREADS")
     if chosen and not (chosen.isdecimal() and 1 <= int(chosen) <= 16):
-        raise ValueError(f"{settings.variable('CPU_THREADS')} is a number from 1 to 16, not {chosen!r}")
+        raise ValueError(f"{settings.variable('CPU_THREADS')} must be a number from 1 to 16; got {chosen!r}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(chosen) if chosen else min(cores, 16)
 
@@ -90,7 +90,7 @@ def order() -> int:
     chosen = settings.value("CPU_ORDER", "0")
     if not chosen.isdecimal():
         raise ValueError(
-            f"{settings.variable('CPU_ORDER')} is a whole number, the seed of an order of threads; got {chosen!r}"
+            f"{settings.variable('CPU_ORDER')} must be a whole number, the seed of an order of threads; got {chosen!r}"
         )
     return int(chosen) % 2**63
 
@@ -108,7 +108,7 @@ def time_limit(default: float = 20.0) -> float:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
         raise ValueError(
-            f"{settings.variable('CPU_TIMEOUT')} is a number of seconds, where 0 means no limit; got {chosen!r}"
+            f"{settings.variable('CPU_TIMEOUT')} must be a number of seconds, where 0 means no limit; got {chosen!r}"
         )
     return seconds or math.inf
 

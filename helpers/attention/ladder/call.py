@@ -231,7 +231,7 @@ def softmax_scale_of(softmax_scale: float | None, head_dim: int) -> float:
     number = isinstance(softmax_scale, (int, float, np.integer, np.floating)) and not isinstance(softmax_scale, bool)
     if not number:
         got = f"{type(softmax_scale).__name__} {softmax_scale!r:.40}"
-        raise TypeError(f"softmax_scale is a number, or None for 1 / sqrt(head_dim); got {got}")
+        raise TypeError(f"softmax_scale must be a number, or None for 1 / sqrt(head_dim); got {got}")
     if not abs(softmax_scale) <= float(np.finfo(np.float32).max):  # also true for NaN
         raise ValueError(f"softmax_scale = {softmax_scale}; a finite float32 is needed")
     return float(softmax_scale)
@@ -246,7 +246,7 @@ def mask_window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]
 
 
 def _pair(window: Any) -> tuple[int, int]:
-    form = "window is a pair (left, right) of ints, -1 for unlimited, or None"
+    form = "window must be a pair (left, right) of ints, -1 for unlimited, or None"
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"{form}; got {type(window).__name__} {window!r:.40}")
     for size in window:
@@ -268,7 +268,7 @@ def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any
     arrays = (("q", q), ("k", k), ("v", v))
     for name, array in arrays:
         if not isinstance(array, (np.ndarray, device.cp.ndarray)):
-            raise TypeError(f"{name} is a NumPy or a device array; got {type(array).__name__}")
+            raise TypeError(f"{name} must be a NumPy or a device array; got {type(array).__name__}")
         if array.dtype not in [dtype_of(dtype) for dtype in dtypes]:
             hint = f": {name}.astype('{dtypes[0]}')" if len(dtypes) == 1 and dtypes[0] not in TITLES else ""
             raise TypeError(f"{name} is {array.dtype}; stage {stage} takes {titles(*dtypes)}{hint}")
@@ -320,7 +320,7 @@ def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[in
     """Raise TypeError or ValueError unless do and o have q's shape and dtype, and lse is float32 of `lse_shape`."""
     for name, a in (("do", do), ("o", o), ("lse", lse)):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
-            raise TypeError(f"{name} is an array; got {type(a).__name__}")
+            raise TypeError(f"{name} must be an array; got {type(a).__name__}")
     for name, a in (("do", do), ("o", o)):
         check_same_dtype(name, a, q)
         if a.shape != q.shape:
@@ -354,7 +354,7 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
             raise ValueError(f"{name} has shape {a.shape}; {len(axes)} axes are needed: {form}")
         check_same_dtype(name, a, q)
         if device.ON_GPU and a.device != q.device:
-            raise ValueError(f"{name} lies on {a.device} and q on {q.device}: one device for all is needed")
+            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
         _check_rows(name, a.shape, a.shape[-3])
     if k.shape != v.shape:
         raise ValueError(f"k has shape {k.shape} and v {v.shape}: each key needs its value, of the same head_dim")

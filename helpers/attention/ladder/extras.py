@@ -57,7 +57,7 @@ def extra_inputs(
     extras = {name: a for name, a in zip(NAMES, given, strict=True) if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
-            raise TypeError(f"{_argument(name)} is an array; got {type(a).__name__} {a!r:.40}")
+            raise TypeError(f"{_argument(name)} must be an array; got {type(a).__name__} {a!r:.40}")
     if rotary_positions is not None and any(a is None for a in positions):
         raise TypeError("rotary_positions has an array and a None; give two arrays, or None for both")
     return extras

@@ -380,7 +380,7 @@ def as_device_array(name: str, a: Any) -> Any:
         )
     a = as_bytes(name, a)  # DLPack does not support e4m3
     if not hasattr(a, "__dlpack__"):
-        raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
+        raise TypeError(f"{name} must be an array of NumPy or the device, or have __dlpack__; got {type(a).__name__}")
     if hasattr(a, "resolve_neg"):  # a PyTorch tensor may be negated lazily, which DLPack does not show
         a = a.resolve_neg()
     where = int(a.__dlpack_device__()[0])

@@ -297,7 +297,7 @@ def parse_score_mod(
     if score_mod is mask_mod is mod_args is score_mod_grad is None:  # most calls
         return None, {}
     if not isinstance(mod_args, Mapping | None):
-        raise TypeError(f"mod_args is a dict: {{name: number or array}}; got {type(mod_args).__name__}")
+        raise TypeError(f"mod_args must be a dict: {{name: number or array}}; got {type(mod_args).__name__}")
     if score_mod is None and mask_mod is None:
         if mod_args or score_mod_grad is not None:
             given = "mod_args is" if mod_args else "score_mod_grad is"
@@ -342,7 +342,7 @@ def parse_score_mod(
             arrays.append((name, "", key))
         else:
             raise TypeError(
-                f"mod_args[{name!r}] is a NumPy number or an array; got {type(value).__name__} {value!r:.40}"
+                f"mod_args[{name!r}] must be a NumPy number or an array; got {type(value).__name__} {value!r:.40}"
             )
     mask = "" if mask_mod is None else _text("mask_mod", mask_mod)
     return ScoreMod(scores, mask, "", tuple(values), tuple(arrays), kept), by_name
@@ -353,7 +353,7 @@ _OF_PYTHON = {bool: np.bool_, int: np.int32, float: np.float32}
 
 def _text(name: str, text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise TypeError(f"{name} is an expression in CUDA, such as 'score - slope[head]'; got {text!r:.60}")
+        raise TypeError(f"{name} must be an expression in CUDA, such as 'score - slope[head]'; got {text!r:.60}")
     return text.strip()
 
 

@@ -265,9 +265,9 @@ class CharGPT:
         """
         if not isinstance(config, Config) or not hasattr(attention, "forward"):
             got = f"{type(config).__name__} and {type(attention).__name__}"
-            raise TypeError(f"config is a Config, and attention has forward and backward; got {got}")
+            raise TypeError(f"config must be a Config, and attention must have forward and backward; got {got}")
         if np.dtype(dtype) not in (np.float32, np.float64):
-            raise ValueError(f"dtype is float32, or float64 for PlainAttention; got {np.dtype(dtype)}")
+            raise ValueError(f"dtype must be float32, or float64 for PlainAttention; got {np.dtype(dtype)}")
         whole_number("seed", seed, least=0)
         if not characters:
             raise ValueError("characters is empty: an alphabet has one or more")
@@ -331,7 +331,7 @@ class CharGPT:
             if not isinstance(a, xp.ndarray) or a.ndim != 2 or not len(a) or not 0 < a.shape[1] <= context:
                 got = f"shape {a.shape}" if isinstance(a, xp.ndarray) else type(a).__name__
                 raise ValueError(
-                    f"{name} is an array (B, T), B from 1, T from 1 to the context of {context}; got {got}"
+                    f"{name} must be an array (B, T), B from 1, T from 1 to the context of {context}; got {got}"
                 )
             _check_indices(name, a, end)
 
@@ -517,7 +517,7 @@ def train(
     if not isinstance(text, str):
         raise TypeError(f"text must be a str; got {type(text).__name__}")
     if report is not None and not callable(report):
-        raise TypeError(f"report is a function that gets a line, or None; got {type(report).__name__}")
+        raise TypeError(f"report must be a function that gets a line, or None; got {type(report).__name__}")
     finite_number("learning_rate", learning_rate)
     for name, value, least in (("steps", steps, 0), ("batch", batch, 1), ("every", every, 1), ("seed", seed, 0)):
         whole_number(name, value, least=least)

@@ -112,7 +112,7 @@ class MiniLM:
             ValueError: max_tokens is not from 3 to 512.
         """
         if isinstance(sentences, str):
-            raise TypeError("sentences is a list of texts; got one text: [text] is a list of one")
+            raise TypeError("sentences must be a list of texts; got one text: [text] is a list of one")
         if not 3 <= whole_number("max_tokens", max_tokens) <= POSITIONS:
             raise ValueError(f"max_tokens is {max_tokens}: expected 3 to {POSITIONS}")
         ids = [self.tokenizer(sentence, max_tokens) for sentence in sentences]

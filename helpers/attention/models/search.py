@@ -69,7 +69,7 @@ def best_answers(
         TypeError, ValueError: not a text, not a list of texts; count is below 0; vectors of other sentences.
     """
     if not isinstance(question, str) or isinstance(sentences, str):
-        raise TypeError("question is a text, and sentences a list of texts: [text] is a list of one")
+        raise TypeError("question must be a str, and sentences a list of them: [text] is a list of one")
     count = whole_number("count", count, least=0)
     vectors = model.encode(sentences) if vectors is None else vectors
     if vectors.ndim != 2 or len(vectors) != len(sentences):

@@ -176,7 +176,7 @@ class Server:
                 heads of another width; an unknown dtype.
         """
         if not isinstance(model, CharGPT):
-            raise TypeError(f"model is a CharGPT; got {type(model).__name__}")
+            raise TypeError(f"model must be a CharGPT; got {type(model).__name__}")
         pages, page_size = (whole_number(*each, least=1) for each in (("pages", pages), ("page_size", page_size)))
         watermark = whole_number("watermark", watermark, least=0)
         if watermark >= pages:
@@ -217,7 +217,7 @@ class Server:
             Exception: all requests failed; this is the first one's error.
         """
         if not isinstance(requests, (list, tuple)):
-            raise TypeError(f"requests is a list of Request; got {type(requests).__name__}")
+            raise TypeError(f"requests must be a list of Request; got {type(requests).__name__}")
         check_sampling(temperature, seed)
         prompts = [self._checked(f"requests[{i}]", request, self.room) for i, request in enumerate(requests)]
         places: dict[Request, int] = {}
@@ -272,7 +272,7 @@ class Server:
     def _checked(self, name: str, request: Any, room: int) -> list[int]:
         """Encode a request's prompt. TypeError or ValueError if the request cannot be served."""
         if not isinstance(request, Request):
-            raise TypeError(f"{name} is a Request; got {type(request).__name__}")
+            raise TypeError(f"{name} must be a Request; got {type(request).__name__}")
         if not isinstance(request.prompt, str):
             raise TypeError(f"{name}.prompt must be a str; got {type(request.prompt).__name__}")
         length = whole_number(f"{name}.length", request.length, least=1)
