@@ -189,7 +189,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       const bool moved = move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
-      if (HEAD_DIM > 128 && moved) rescale_now(acc, l_i, rescale);  // it lost at fewer columns
+      if (HEAD_DIM > 128) {  // at fewer columns it lost
+        if (moved) rescale_now(acc, l_i, rescale);
+        rescale[0] = rescale[1] = 1.0f;  // outside of the branch, so that the compiler knows it
+      }
       Weights8 P;
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);

@@ -152,15 +152,13 @@ __device__ __forceinline__ bool move_maxima_by_bits(
   return true;
 }
 
-// Rescales what is summed up. `rescale` is 1 afterwards, so that an instruction that adds a part to acc reads
-// two registers instead of three.
-__device__ __forceinline__ void rescale_now(Output& acc, Statistics& l_i, Statistics& rescale) {
+// Rescales what is summed up. Where `rescale` is 1 afterwards, an instruction that adds a part to acc reads two
+// registers instead of three.
+__device__ __forceinline__ void rescale_now(
+    Output& acc, Statistics& l_i, const Statistics& rescale) {
   rescale_output(acc, rescale);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    l_i[i] *= rescale[i];
-    rescale[i] = 1.0f;
-  }
+  for (int i = 0; i < 2; ++i) l_i[i] *= rescale[i];
 }
 
 // The weights in place of their scores.
