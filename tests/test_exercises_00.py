@@ -76,6 +76,7 @@ TABLE = {
         Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
         Wrong("a maximum that starts at -1e6", (("float m_i = s[0];", "float m_i = -1e6f;"),), "first", "", "maximum"),
         Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", ""),
+        Wrong("all but the second score", (("int j = 1", "int j = 2"),), "first", "", "maximum"),
         Wrong(
             "minus infinity by its name",
             (("float m_i = s[0];", "float m_i = -INFINITY;"),),
