@@ -313,7 +313,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a list": (
         lambda q, k, v: flash_attention(q.tolist(), k, v),
         TypeError,
-        "q is an array of NumPy or the device, or",
+        "q must be an array of NumPy or the device, or",
     ),
     "nothing": (lambda q, k, v: flash_attention(q, k, None), TypeError, "got NoneType"),
     "float64": (
