@@ -34,7 +34,7 @@ def test_a_line_of_shared_groups_has_three_times() -> None:
     (shared, one), heads = first_store.SHARES, {"kv_heads": 4}
     rows = [row(shared, 0.2, **speed, **heads), row(one, 0.5, **heads), row(first_store.WHOLE, 0.25, **heads)]
     assert " ".join(first_store.shares_table({"shares": rows}).splitlines()[1].split()) == (
-        "32 x 16 heads, 4 of K and V, of 128, N = 512, causal 0.500 ms 0.200 ms 2.50× (2.40 to 2.60) 0.250 ms"
+        "32 x 16/4 heads of 128, N = 512, causal 0.500 ms 0.200 ms 2.50× (2.40 to 2.60) 0.250 ms"
     )
 
 

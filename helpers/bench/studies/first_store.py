@@ -141,12 +141,13 @@ take = STUDY.take
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: both times, and the speedup of the first way."""
-    lines = _lines(record["rows"], WAYS, ("zeros", "first stores"))
-    if "persistent" in record:
-        lines += ["", *_lines(record["persistent"], BLOCKS, ("one tile", "persistent"))]
-    if "turns" in record:
-        lines += ["", *_lines(record["turns"], TURNS, ("any order", "fixed order"))]
-    return "\n".join(lines)
+    parts = {
+        "rows": (WAYS, ("zeros", "first stores")),
+        "persistent": (BLOCKS, ("one tile", "persistent")),
+        "turns": (TURNS, ("any order", "fixed order")),
+    }
+    tables = ["\n".join(_lines(record[part], *how)) for part, how in parts.items() if part in record]
+    return "\n\n".join([*tables, *([shares_table(record)] if "shares" in record else [])])
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple[str, str]) -> list[str]:
@@ -161,11 +162,11 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
 @records.shown
 def shares_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the times of groups with a block each, of shared ones, and of as many heads of K and V, a case a line."""
-    lines = [f"{'the gradients, bfloat16':49}{'a block':>9}{'shared':>12}{'':24}{WHOLE:>14}"]
+    lines = [f"{'the gradients, bfloat16':43}{'a block':>9}{'shared':>12}{'':20}{WHOLE:>15}"]
     for shared, one, whole in zip(*(iter(record["shares"]),) * 3, strict=True):
-        what = heads_text(shared).replace(" heads", f" heads, {shared['kv_heads']} of K and V,", 1)
-        times = f"{one['ms']:9.3f} ms{shared['ms']:9.3f} ms{speed_text(shared):>24}{whole['ms']:11.3f} ms"
-        lines.append(f"{what:46}{times}")
+        what = heads_text(shared).replace(" heads", f"/{shared['kv_heads']} heads", 1)
+        times = f"{one['ms']:9.3f} ms{shared['ms']:9.3f} ms{speed_text(shared):>22}{whole['ms']:10.3f} ms"
+        lines.append(f"{what:40}{times}")
     return "\n".join(lines)
 
 
