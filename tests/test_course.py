@@ -749,7 +749,7 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
         (
             ["ladder", "--n", "8", "--stage", "naive"],
             {"COURSE_DEVICE": "cpu", "COURSE_CPU_TIMEOUT": "soon"},
-            "COURSE_CPU_TIMEOUT is a number of seconds",
+            "COURSE_CPU_TIMEOUT must be a number of seconds",
         ),
     ],
     ids=["device", "engine"],

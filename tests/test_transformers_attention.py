@@ -369,7 +369,7 @@ def test_refused(case: str, where: str) -> None:
 @pytest.mark.parametrize("what", ["position_bias", "cache"])
 def test_what_changes_the_result_is_refused(what: str) -> None:
     q = torch.zeros(1, 2, 5, 8)
-    with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' has not"):
+    with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' does not support"):
         course.attend(torch.nn.Module(), q, q, q, None, **{what: 1.0})
 
 
@@ -481,7 +481,7 @@ def test_chunks_among_cached_keys(where: str) -> None:
 
 def test_a_cache_that_is_paged_is_no_fallback() -> None:
     q = torch.zeros(1, 2, 5, 8)
-    with pytest.raises(ValueError, match="this model needs cache, which 'course' has not"):
+    with pytest.raises(ValueError, match="this model needs cache, which 'course' does not support"):
         course.attend(torch.nn.Module(), q, q, q, None, fallback=True, cache=1.0)
 
 
