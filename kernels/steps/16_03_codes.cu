@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     while (first > tile.begin && first >= own_end) {
       k_ring.wait_full(stage);
       v_ring.wait_full(stage);
-      if (TURNS) named_barrier_sync(my_turn, 256);
+      // hazard: the leader could release tiles before other warps, still in the epilogue, wait for them
+      named_barrier_sync(my_turn, TURNS ? 256 : 128);
       if (leader) k_ring.release(stage);
       if (leader) v_ring.release(stage);
       if (TURNS) named_barrier_arrive(next_turn, 256);
