@@ -48,6 +48,7 @@ from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.ladder.stages import bias_gradient
+from helpers.attention.ladder.table import first_by_default
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, changed, compile_plan, copies, run
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -575,8 +576,9 @@ def choose(
         rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
     # Of gradients: keys of all heads of q.
     all_rows = math.prod(k.shape[:-1]) // k.shape[1] * q.shape[1] if "do" in views else math.prod(q.shape[:-1])
-    size = rows, all_rows, q.shape[-1]
-    return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
+    stage = first_by_default(family.stages, rows, all_rows, q.shape[-1])
+    assert stage is not None  # the slowest one accepts all
+    return family, stage
 
 
 def _able(views: Mapping[str, Spec], options: AttentionOptions, unpadded: int) -> Sequence[Stage]:

@@ -1,8 +1,8 @@
-"""The description of a stage: launches of the kernels of one file, and a table entry with everything else.
+"""Describe a stage by a `Stage`: what it supports, its sizes, and its launches of the kernels of one file.
 
     o = LADDER["online_softmax"](q, k, v)
 
-A stage is a `Stage`; the stages are in stages/, their order in table.py, how a call is planned in plan.py.
+The stages are in stages/, their order in table.py, how a call is planned in plan.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A new stage is one `.cu` file, one entry in a module of stages/, and its place h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from helpers.attention.ladder.plan import Rung
@@ -57,8 +57,12 @@ def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) 
         rows: of Q. all_rows: of all heads together; for gradients, keys of all heads of Q. needs: the arguments of
             `Stage.why_not`.
     """
-    able = able_of(stages, **needs)
-    return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, needs["head_dim"])), None)
+    return first_by_default(able_of(stages, **needs), rows, all_rows, needs["head_dim"])
+
+
+def first_by_default(able: Iterable[S], rows: int, all_rows: int, head_dim: int) -> S | None:
+    """Return the first of the stages that `able_of` lists whose `by_default` accepts a call of this size."""
+    return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, head_dim)), None)
 
 
 FORWARD: Mapping[str, Rung] = forward_of(LADDER)

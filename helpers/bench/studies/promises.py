@@ -1,8 +1,8 @@
 """Measure fused attention's promises on a GPU: against plain attention, at N = 2^17, and for small calls.
 
-It has its own record, with these kinds of rows in brackets: plain attention, three calls of PyTorch in its inputs' type
-("plain"); one launch at N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call
-to the result ("latency") and on the device only ("device"). `helpers.bench.climb` shows them with the ladder.
+Its record has rows of these kinds, whose names are in brackets: plain attention, three calls of PyTorch in its inputs'
+type ("plain"); one launch at N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the
+call to the result ("latency") and on the device only ("device"). `helpers.bench.climb` shows them with the ladder.
 """
 
 from __future__ import annotations
