@@ -190,23 +190,29 @@ def test_wrong_shares_of_a_group_are_found(bug: Bug) -> None:
         check(bug, inputs((1, 8, 140, 64), 150, 2, "bfloat16"), SPLIT)
 
 
+SHARING = (
+    ("hopper_backward", 64, {"BLOCK_M": 128, "BLOCK_N": 128}),
+    ("hopper_backward", 128, SIZES),
+    ("hopper_backward_wide", 200, {}),
+    ("backward_mma", 72, {}),
+)
+ORDERS = ({}, {"DETERMINISTIC": 1}, {"PERSISTENT": 1, "FIRST_STORES": 1})  # the last is hopper_backward's alone
+
+
 @pytest.mark.parametrize("splits", [2, 4])
-@pytest.mark.parametrize("how", [{}, {"DETERMINISTIC": 1}, {"PERSISTENT": 1, "FIRST_STORES": 1}], ids=str)
 @pytest.mark.parametrize(
-    ("name", "d", "sizes"),
+    ("name", "d", "sizes", "how"),
     [
-        ("hopper_backward", 64, {"BLOCK_M": 128, "BLOCK_N": 128}),
-        ("hopper_backward", 128, SIZES),
-        ("hopper_backward_wide", 200, {}),
-        ("backward_mma", 72, {}),
+        pytest.param(*of, how, id=f"{of[0]}-{of[1]}-{how}")
+        for of in SHARING
+        for how in ORDERS
+        if "PERSISTENT" not in how or of[0] == STAGE.name
     ],
 )
 def test_blocks_share_the_heads_of_a_group(
     name: str, d: int, sizes: Mapping[str, int], how: Mapping[str, int], splits: int
 ) -> None:
     """Tiles of keys are cut short; with two splits a block has two heads; some keys have no row."""
-    if "PERSISTENT" in how and name != STAGE.name:
-        pytest.skip("hopper_backward alone has blocks of several tiles")
     sizes = {**sizes, **how, "GROUP_SPLITS": splits}
     for shape, keys, kv_heads, options in (
         ((1, 8, 133, d), 205, 2, {"window": (-1, 0)}),

@@ -53,7 +53,7 @@ SPILLS = {
     "steps/15_04_four_neighbours.cu": 28,
     "steps/16_01_one_level.cu": 16,
     "steps/16_02_two_levels.cu": 112,
-    "steps/16_03_codes.cu": 48,
+    "steps/16_03_codes.cu": 28,
     "steps/16_05_row_of_ones.cu": 88,
     "steps/16_06_quarters.cu": 88,
 }
