@@ -47,7 +47,7 @@ class Gain:
 
     @property
     def is_slower(self) -> bool:
-        """Whether it is slower by more than 1 %, and by more than the spread of both."""
+        """True if it is slower by more than 1 %, and by more than the spread of both."""
         in_turns = reading.gain(self.before, self.after)
         return self.factor < SLOWER and (in_turns[2] < 1 if in_turns else self.after["ms_min"] > self.before["ms_max"])
 
