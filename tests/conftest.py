@@ -251,8 +251,10 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             engine.compiler.compiler()
         except engine.NoCompilerError as error:
             pytest.skip(str(error))
-        monkeypatch.setattr(kernel, "cp", engine)
-        monkeypatch.setattr(device, "cp", engine)
+        from helpers.lesson import shortcuts
+
+        for module in (kernel, device, shortcuts):
+            monkeypatch.setattr(module, "cp", engine)
         monkeypatch.setattr(device, "ON_GPU", False)
     with kernel.compiled_anew():
         yield engine
@@ -262,9 +264,7 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the engine, let one block compute all tiles."""
     from helpers.attention.ladder import limits
-    from helpers.lesson import shortcuts
 
-    monkeypatch.setattr(shortcuts, "cp", engine)
     monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
 
 

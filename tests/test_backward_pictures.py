@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import engine
 from helpers.bench.studies import backward_timeline
 from helpers.draw import hopper_backward as pictures
 from helpers.draw.hopper_backward import Operand
@@ -35,10 +34,9 @@ def test_readings_and_budgets() -> None:
     assert bars.alt == "64 rows: 64.5 KiB; 128 rows: 300 KiB; the limit is 227" and bars.png()
 
 
-@pytest.mark.usefixtures("only_x_rayed")
-def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("cpu_engine", "only_x_rayed")
+def test_steps_of_an_xray() -> None:
     """Four steps of one block: each has five products per consumer, two copies and one addition."""
-    monkeypatch.setattr(shortcuts, "cp", engine)
     rng = np.random.default_rng(0)
     given = [rng.standard_normal((n, 64)).astype(np.float16) for n in (256, 256, 100, 100)]
     sizes: Any = {"BLOCK_M": 64, "BLOCK_N": 128}

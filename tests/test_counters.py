@@ -18,7 +18,7 @@ import pytest
 
 from helpers.attention.ladder import BACKWARD, LADDER
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
-from helpers.bench import counters, ncu, peers, plan
+from helpers.bench import counters, ncu, peers, plan, records
 from helpers.bench.cases import Case
 from helpers.bench.experiments import CLIMB_CASES, WMMA, Step
 from helpers.bench.studies import profile_stages
@@ -319,7 +319,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     fake_cuda = SimpleNamespace(profiler=profiler)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=fake_cuda))
     monkeypatch.setitem(sys.modules, "cupy.cuda", fake_cuda)
-    monkeypatch.setattr(profile_stages, "ON_GPU", True)
     monkeypatch.setattr(profile_stages, "step_cases", lambda: [])
     monkeypatch.setattr(profile_stages, "experiment_cases", lambda: [])
     monkeypatch.setattr(profile_stages, "gradient_cases", lambda: [])
@@ -488,8 +487,12 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}")
     assert again["rows"] == record["rows"]
     monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
-    with pytest.raises(ValueError, match="measured with another device"):
+    with pytest.raises(records.Refused, match="measured with another device"):
         profile_stages.take(target, names)
+    with pytest.raises(records.Refused, match="no stage or peer 'nonsense'"):
+        profile_stages.take(target, ["nonsense"])
+    with pytest.raises(records.Refused, match="has no rows to keep"):
+        profile_stages.take(tmp_path / "none.json", ["naive"])
     assert json.loads(target.read_text()) == again
 
 
@@ -521,7 +524,7 @@ def test_ncu_is_told_to_leave_the_clocks_alone(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(ncu.subprocess, "run", missing)
     ncu.known_metrics.cache_clear()
-    with pytest.raises(RuntimeError, match="Nsight Compute is needed"):
+    with pytest.raises(records.Refused, match="Nsight Compute is needed"):
         ncu.profile(tmp_path / "x.csv", METRICS, ["one"], ("a.module", "launch"))
     ncu.known_metrics.cache_clear()
 

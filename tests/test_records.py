@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from helpers.bench import records, study
+from helpers.bench import frozen, records, sass_loop, study
 from helpers.bench.harness import Study
 
 
@@ -70,12 +75,91 @@ def test_a_study_is_measured_written_and_shown(
     one = Study("bits", {"rows": lambda: rows}, lambda: {"device": "a GPU"}, line=lambda row: f"row {row['n']}")
     module = SimpleNamespace(take=one.take, table=lambda record=None: f"rows: {record['rows']}")
     monkeypatch.setattr(study, "module_of", lambda name: module)
+    monkeypatch.setattr(study, "ON_GPU", True)
     path = tmp_path / "bits.json"
     assert study.main(["bits", str(path)]) == 0
     assert capsys.readouterr().out == "row 1\nrows: 0 s\nrows: [{'n': 1}]\n"
     assert records.load(path) == {"device": "a GPU", "rows": [{"n": 1}]}
-    with pytest.raises(SystemExit, match="a single FILE"):
-        study.main(["bits", str(path), "more"])
+    assert study.main(["bits", str(path), "more"]) == 2
+    assert capsys.readouterr().err == "bits takes a single FILE; got also more\n"
+
+
+NO_GPU = "measuring needs a GPU; printing the table does not"
+
+
+@pytest.mark.parametrize("name", study.STUDIES)
+def test_a_study_says_in_a_line_that_it_cannot_be_measured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU, with an unknown word, without PyTorch or ncu, and where the record cannot be written."""
+    module = study.module_of(name)
+    of = getattr(module, "STUDY", None)
+    broken, a_list = tmp_path / "broken.json", tmp_path / "list.json"
+    broken.write_text('{"rows": [')
+    a_list.write_text("[]")
+
+    def refusal(*words: str) -> str:
+        assert study.main([name, *words]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1, out + err
+        return err.strip()
+
+    monkeypatch.setattr(study, "ON_GPU", False)
+    assert refusal(str(tmp_path / "record.json")) == NO_GPU
+    monkeypatch.setattr(study, "ON_GPU", True)
+    monkeypatch.setattr(study.peers, "torch_on_gpu", lambda: None)
+    if of and of.needs:
+        assert refusal(str(tmp_path / "record.json")).startswith(f"{name} needs torch, which is not installed")
+    monkeypatch.setattr(study.peers, "torch_on_gpu", lambda: SimpleNamespace())
+    installed = SimpleNamespace(find_spec=lambda name: name)
+    monkeypatch.setattr(study, "importlib", SimpleNamespace(util=installed, import_module=importlib.import_module))
+    assert "is not a record" in refusal(str(broken)) and broken.read_text() == '{"rows": ['
+    assert "is not a record" in refusal(str(a_list))
+    assert refusal(str(tmp_path)).endswith("cannot be written: it is a folder")
+    assert "cannot be written: " in refusal(str(broken / "record.json"))
+    refused = refusal(str(tmp_path / "record.json"), "nonsense")
+    assert refused.startswith((f"{name} has no ", f"{name} takes a single FILE; got also nonsense")), refused
+
+
+def test_programs_that_measure_say_in_a_line_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    monkeypatch.setattr(sass_loop.shutil, "which", lambda program: None if program == "nvdisasm" else program)
+    assert sass_loop.main([str(tmp_path / "record.json")]) == 2
+    assert capsys.readouterr().err == "nvdisasm is not in PATH: it comes with the CUDA toolkit\n"
+    monkeypatch.setattr(sass_loop.shutil, "which", lambda program: program)
+    for words in ([str(broken)], [], ["a", "b"]):
+        assert sass_loop.main(words) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    for words in ([str(broken)], [str(tmp_path / "new.json"), "--against", str(broken)], ["new", "--against", "none"]):
+        with pytest.raises(SystemExit, match="2"):
+            frozen.main(words)
+        assert "error: " in capsys.readouterr().err.splitlines()[-1]
+    for module, words in (("decoding", []), ("profile_stages", ["launch"]), ("ring", ["id"]), ("score_mod", [])):
+        monkeypatch.setattr(sys, "argv", ["study", *words])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_module(f"helpers.bench.studies.{module}", run_name="__main__")
+        assert f"study {module} FILE` starts this process, on a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("helpers.site.xrays", "none.cu"), "no stage or step has a file none.cu"),
+        (("helpers.site.slides", "/dev/null/slides"), "no slides: "),
+        (("helpers.setup.make_lock",), "uv is needed"),
+        (("helpers.examples.ring_gpt",), "torchrun --nproc-per-node 2"),
+    ],
+)
+def test_other_programs_say_in_a_line_what_is_missing(words: tuple[str, ...], message: str) -> None:
+    if words[0] == "helpers.examples.ring_gpt":
+        pytest.importorskip("torch")
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PATH": ""}
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr
 
 
 def test_parts_are_measured_alone_and_one_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:

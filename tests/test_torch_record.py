@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from helpers.bench import study
 from helpers.bench.records import NO_RECORD
 from helpers.bench.studies import torch_model
-from helpers.device import ON_GPU
 
 RECORD: dict[str, Any] = {
     "device": {"description": "a GPU", "torch": "2", "transformers": "5"},
@@ -48,9 +43,3 @@ def test_the_table_shows_every_section() -> None:
 def test_the_committed_record_has_a_table() -> None:
     text = torch_model.table()
     assert (text == NO_RECORD) == (not torch_model.RECORD.is_file())
-
-
-@pytest.mark.skipif(ON_GPU, reason="on a GPU this would measure")
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="needs a GPU"):
-        study.main(["torch_model", str(tmp_path / "record.json"), "accuracy"])

@@ -38,6 +38,7 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST, ROTATION_IN_LOAD
+from helpers.bench import records
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.engine.nvrtc import header_options
 
@@ -279,13 +280,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=[])
     parser.add_argument("--sass", action="store_true", help="with hashes of the machine code")
     options = parser.parse_args(arguments)
+    try:
+        records.check_file(options.file)
+        before = records.load(options.against) if options.against else {}
+        if before is None:
+            raise records.Refused(f"{options.against} does not exist")
+    except (records.Refused, OSError, ValueError) as error:
+        parser.error(str(error))
     chosen = options.only, options.dtypes, options.head_dims, options.variants
     now = {name: list(hashes) for name, hashes in everything(*chosen, sass=options.sass) if hashes}
     options.file.write_text(json.dumps(now, indent=0) + "\n")
     print(f"{len(now)} calls")
     if not options.against:
         return 0
-    before = json.loads(options.against.read_text())
     both = [name for name in now if name in before]
     print(f"in both: {len(both)}; {len(before) - len(both)} are there no more, {len(now) - len(both)} are new")
     launches, texts, codes = (

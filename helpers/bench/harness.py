@@ -37,10 +37,12 @@ Part = Callable[[], Iterable[Any]]
 Name = TypeVar("Name", bound=Hashable)
 
 
-def need_gpu() -> None:
-    """Exit if there is no GPU."""
-    if not ON_GPU:
-        sys.exit("measuring needs a GPU; printing the table does not")
+def words_of_process(study: str, least: int) -> list[str]:
+    """Return the arguments of a process that a study starts on a GPU. Exits with a line and 2 if it is none."""
+    if len(sys.argv) <= least or not ON_GPU:
+        print(f"`python3 -m helpers.bench.study {study} FILE` starts this process, on a GPU", file=sys.stderr)
+        sys.exit(2)
+    return sys.argv[1:]
 
 
 def figures(taken: Sequence[float], flops: float | None = None) -> Row:
@@ -186,9 +188,10 @@ class Study:
         parts: a function for each part. It yields rows, or lists of rows that are saved together; or it returns a dict,
             which is the whole part.
         head: returns what a record says about its machine and how it was measured.
-        prepare: called first with the parts to measure: it compiles ahead, or exits without a GPU.
+        prepare: called first with the parts to measure: it compiles ahead.
         line: formats a new row for printing.
         optional: parts that are measured only if they are named.
+        needs: Python packages without which nothing can be measured.
         key: the key under which a row names its part.
         replaces: returns whether a row of an earlier record is replaced when its part is measured again.
     """
@@ -199,6 +202,7 @@ class Study:
     prepare: Callable[[Collection[str]], None] = lambda parts: None
     line: Callable[[Row], str] | None = None
     optional: Collection[str] = ()
+    needs: Sequence[str] = ()
     key: str = "part"
     replaces: Callable[[Row], bool] = lambda row: True
 
@@ -207,10 +211,7 @@ class Study:
 
         words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
         """
-        if words and len(self.parts) == 1:
-            sys.exit(f"{self.name} takes a single FILE; got also {' '.join(words)}")
-        if unknown := [word for word in words if word not in self.parts]:
-            sys.exit(f"{self.name} has no part {unknown[0]!r}; its parts are {', '.join(self.parts)}")
+        self.check_parts(words)
         parts = list(words) or [part for part in self.parts if part not in self.optional]
         head = dict(self.head())
         record = self._other_parts(path, parts, head) if words and path.is_file() else {}
@@ -226,6 +227,13 @@ class Study:
             records.save(path, record)
             print(f"{part}: {time.perf_counter() - began:.0f} s", flush=True)
         return record
+
+    def check_parts(self, words: Sequence[str]) -> None:
+        """Raise Refused unless all words name parts, of several."""
+        if len(self.parts) == 1:
+            records.check_single_file(self.name, words)
+        if unknown := [word for word in words if word not in self.parts]:
+            raise records.Refused(f"{self.name} has no part {unknown[0]!r}; its parts are {', '.join(self.parts)}")
 
     def _measure(self, part: str, path: Path, record: dict[str, Any]) -> None:
         """Measure a part into a record, and save it after each row."""
@@ -249,12 +257,14 @@ class Study:
             record[part] = own
 
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
-        """Read an earlier record without the rows that are measured again. Exit if it is from another GPU."""
+        """Read an earlier record without the rows that are measured again. Raises Refused if it is from another GPU."""
         record = records.load(path)
+        if "device" not in record:
+            raise records.Refused(f"{path} has no parts of {self.name} to keep: write another FILE")
         devices = record["device"], head["device"]
         before, now = (each if isinstance(each, str) else each.get("name") or each["description"] for each in devices)
         if before != now:
-            sys.exit(f"{path} is of {before}; this is {now}: write another FILE")
+            raise records.Refused(f"{path} is of {before}; this is {now}: write another FILE")
         record.pop("failed", None)
         if "rows" in record:
             kept = (row for row in record["rows"] if row.get(self.key) not in parts or not self.replaces(row))

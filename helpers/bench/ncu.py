@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.bench.counters import FIGURES, STALLS, stall_metric
+from helpers.bench.records import Refused
 from helpers.device import cp, describe
 
 Columns = Mapping[str, tuple[str, str]]  # those of one launch: name -> (value, unit)
@@ -24,19 +25,23 @@ _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1
 
 
 def about() -> dict[str, str]:
-    """Name this machine's device and Nsight Compute: {"device": ..., "ncu": the version}."""
-    version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.strip().splitlines()
+    """Return {"device": this machine's, "ncu": the version of Nsight Compute}. Raises Refused without ncu."""
+    version = _asked("--version").strip().splitlines()
     return {"device": describe(), "ncu": version[-1] if version else ""}
+
+
+def _asked(option: str) -> str:
+    """Return what `ncu` prints with an option. Raises Refused without ncu."""
+    try:
+        return subprocess.run(["ncu", option], capture_output=True, text=True).stdout
+    except OSError as error:
+        raise Refused(f"Nsight Compute is needed: `ncu` must be on PATH: {error}") from None
 
 
 @functools.cache
 def known_metrics() -> frozenset[str]:
-    """List the base names of this ncu's metrics for this GPU. Raises RuntimeError without ncu."""
-    try:
-        asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
-    except OSError as error:
-        raise RuntimeError(f"Nsight Compute is needed: `ncu` must be on PATH: {error}") from None
-    return frozenset(line.split()[0] for line in asked.stdout.splitlines() if line.strip())
+    """List the base names of this ncu's metrics for this GPU. Raises Refused without ncu."""
+    return frozenset(line.split()[0] for line in _asked("--query-metrics").splitlines() if line.strip())
 
 
 def _is_known(metric: str, known: frozenset[str]) -> bool:
@@ -55,7 +60,8 @@ def profile(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: 
     Metrics that this ncu does not know are left out, and named on stderr.
 
     Raises:
-        RuntimeError: ncu is missing, or failed with this message.
+        Refused: ncu is missing.
+        RuntimeError: ncu failed with this message.
     """
     known = known_metrics()
     metrics = [name for name in wanted if _is_known(name, known)]

@@ -9,7 +9,7 @@ import errno
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,6 +18,10 @@ NO_RECORD = "no GPU run is recorded yet"
 WIDTH = 120  # columns: a value that fits is written on one line
 
 Table = TypeVar("Table", bound=Callable[..., Any])
+
+
+class Refused(SystemExit):
+    """A measurement cannot begin. The message says in a line what is missing."""
 
 
 def as_json(value: Any, depth: int = 0, *, row: bool = False) -> str:
@@ -47,6 +51,25 @@ def opened(path: Path) -> Path:
     unfinished = path.with_name(path.name + ".part")
     unfinished.touch()
     return unfinished
+
+
+def check_single_file(study: str, words: Sequence[str]) -> None:
+    """Raise Refused if words for parts follow the FILE of a study that has a single part."""
+    if words:
+        raise Refused(f"{study} takes a single FILE; got also {' '.join(words)}")
+
+
+def check_file(path: Path) -> None:
+    """Raise Refused unless a record can be written to `path`, where there is no file or a record."""
+    try:
+        opened(path).unlink()
+        record = load(path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        raise Refused(f"{path} is not a record, and would be replaced: {error}") from None
+    if record is not None and not isinstance(record, dict):
+        raise Refused(f"{path} is not a record, and would be replaced: it holds no JSON object")
 
 
 def load(path: Path) -> Any | None:

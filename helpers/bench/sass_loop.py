@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -161,7 +162,21 @@ def is_move(instruction: Instruction) -> bool:
     return bool(re.match(r"(IMAD\.MOV\.U32 R\d+, RZ, RZ, R\d|MOV R\d+, R\d)", instruction.text))
 
 
+def main(words: Sequence[str]) -> int:
+    """Write the record to a file. Return 2 without nvcc or nvdisasm, or if no record can be written there."""
+    missing = [program for program in ("nvcc", "nvdisasm") if shutil.which(program) is None]
+    try:
+        if len(words) != 1:
+            raise records.Refused("python3 -m helpers.bench.sass_loop FILE")
+        if missing:
+            raise records.Refused(f"{missing[0]} is not in PATH: it comes with the CUDA toolkit")
+        records.check_file(Path(words[0]))
+    except records.Refused as error:
+        print(error, file=sys.stderr)
+        return 2
+    records.save(Path(words[0]), measure())
+    return 0
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    records.save(Path(sys.argv[1]), measure())
+    sys.exit(main(sys.argv[1:]))

@@ -13,10 +13,15 @@ as text; take(path, words) measures the parts named in words, or all, and writes
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+
+from helpers.bench import peers, records
+from helpers.bench.harness import Study
+from helpers.device import ON_GPU
 
 STUDIES = (
     *("fused", "score_mod", "decoding", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
@@ -30,8 +35,25 @@ def module_of(name: str) -> ModuleType:
     return importlib.import_module(f"helpers.bench.studies.{name}")
 
 
+def check_can_measure(study: ModuleType, path: Path, words: Sequence[str]) -> None:
+    """Raise `records.Refused`, in a line, without a GPU, or if something else that a measurement needs is missing.
+
+    Args:
+        path: of the record. words: the parts to measure.
+    """
+    of: Study | None = getattr(study, "STUDY", None)
+    if of:
+        of.check_parts(words)
+    if not ON_GPU:
+        raise records.Refused("measuring needs a GPU; printing the table does not")
+    for module in of.needs if of else ():
+        if (peers.torch_on_gpu() if module == "torch" else importlib.util.find_spec(module)) is None:
+            raise records.Refused(f"{of.name} needs {module}, which is not installed, or does not see the GPU")
+    records.check_file(path)
+
+
 def main(words: Sequence[str]) -> int:
-    """Run the command. Return 1 if a part of the record has failed, 2 for an unknown name."""
+    """Run the command. Return 1 if a part of the record has failed, 2 if it names no study or cannot measure."""
     if not words or words[0] not in STUDIES:
         lines = (f"    {name:18}{(module_of(name).__doc__ or '').splitlines()[0]}" for name in STUDIES)
         print("\n".join(["python3 -m helpers.bench.study NAME [FILE]", *lines]))
@@ -41,7 +63,13 @@ def main(words: Sequence[str]) -> int:
     if not rest:
         print(study.table())
         return 0
-    record = study.take(Path(rest[0]), rest[1:])
+    path, *parts = rest
+    try:
+        check_can_measure(study, Path(path), parts)
+        record = study.take(Path(path), parts)
+    except records.Refused as error:
+        print(error, file=sys.stderr)
+        return 2
     print(study.table(record))
     return 1 if isinstance(record, dict) and record.get("failed") else 0
 

@@ -1,5 +1,7 @@
 """Train a small GPT on sequences cut over all ranks: torchrun --nproc-per-node 2 -m helpers.examples.ring_gpt"""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,9 @@ class GPT(nn.Module):
 
 
 def main(steps: int = 20, context: int = 64) -> None:
+    if "RANK" not in os.environ:
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
     distributed.init_process_group("nccl" if ON_GPU else "gloo")
     if ON_GPU:
         torch.cuda.set_device(distributed.get_rank() % torch.cuda.device_count())

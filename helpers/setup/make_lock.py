@@ -13,6 +13,7 @@ that only some builds need are not locked.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,9 @@ def name_of(requirement: str) -> str:
 
 def main(options: "list[str]") -> None:
     """Resolve the list, and write a file for each part."""
+    if shutil.which("uv") is None:
+        print("uv is needed: pip install uv", file=sys.stderr)
+        sys.exit(2)
     wanted = parts()
     unhashed = LOCKED / "torch.unhashed.txt"
     blocks = resolve([item for items in wanted.values() for item in items], "-c", str(unhashed), *options)

@@ -68,4 +68,8 @@ def write(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    print("\n".join(map(str, write(Path((sys.argv[1:] or ["book/slides"])[0])))))
+    try:
+        print("\n".join(map(str, write(Path((sys.argv[1:] or ["book/slides"])[0])))))
+    except (ModuleNotFoundError, OSError) as error:
+        print(f"no slides: {error}", file=sys.stderr)
+        sys.exit(2)

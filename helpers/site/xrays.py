@@ -131,6 +131,9 @@ def on_cpu(files: Sequence[str] = ()) -> dict[str, Xray]:
 
 def _all(files: Sequence[str]) -> Iterator[tuple[str, Xray]]:
     by_file = stages()
+    if unknown := set(files) - set(by_file):
+        print(f"no stage or step has a file {min(unknown)}", file=sys.stderr)
+        sys.exit(2)
     for file in files or by_file:
         yield file, xray_of(by_file[file])
 

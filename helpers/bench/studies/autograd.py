@@ -98,6 +98,7 @@ STUDY = Study(
     {"rows": rows, "flash4": flash4},
     lambda: {"device": device_facts(), "rounds": ROUNDS},
     line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms",
+    needs=("torch",),
 )
 take = STUDY.take
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from helpers.bench import ncu, records
 from helpers.bench.cases import Case
-from helpers.bench.harness import Study, figures, heads_text, require_same
+from helpers.bench.harness import Study, figures, heads_text, require_same, words_of_process
 from helpers.bench.peers import flash_attention_4
 from helpers.bench.studies.autograd import FLASH4, OURS, forwards, inputs
 from helpers.bench.studies.hopper import share
@@ -154,7 +153,12 @@ def _over_and_over(run: Callable[[], Any], seconds: float) -> float:
     return cp.cuda.get_elapsed_time(*events) / count
 
 
-STUDY = Study("backward_counters", {"rows": rows, "power": power}, lambda: {"device": describe(), "rounds": ROUNDS})
+STUDY = Study(
+    "backward_counters",
+    {"rows": rows, "power": power},
+    lambda: {"device": describe(), "rounds": ROUNDS},
+    needs=("torch",),
+)
 take = STUDY.take
 
 COLUMNS = {  # head of a column: figure of the longest kernel
@@ -236,4 +240,4 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":  # run by Nsight Compute
-    launch_all(Path(sys.argv[2]))
+    launch_all(Path(words_of_process("backward_counters", 2)[1]))

@@ -132,6 +132,7 @@ STUDY = Study(
     {"rows": rows},
     lambda: {"device": device_facts(), "rounds": ROUNDS},
     line=lambda row: f"{row['shape']} {row['form']:20}{row['name']:28}{row['ms']:8.3f} ms",
+    needs=("torch",),
 )
 take = STUDY.take
 

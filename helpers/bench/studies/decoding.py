@@ -16,7 +16,6 @@ import contextlib
 import functools
 import importlib
 import itertools
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
 from helpers.bench import counters, decode_loop, ncu, peers, records
-from helpers.bench.harness import Row, Study, Way, compare
+from helpers.bench.harness import Row, Study, Way, compare, words_of_process
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
@@ -678,6 +677,7 @@ STUDY = Study(
     head=lambda: {"device": device_facts(), "how": __doc__},
     line=lambda row: line(row),
     optional=("tune_fp8", "counters"),
+    needs=("torch",),
 )
 take = STUDY.take
 
@@ -717,4 +717,4 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 if __name__ == "__main__":  # run by Nsight Compute
-    launch_both(COUNTED_ROWS[int(sys.argv[1])])
+    launch_both(COUNTED_ROWS[int(words_of_process("decoding", 1)[0])])

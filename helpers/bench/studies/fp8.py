@@ -31,7 +31,7 @@ from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, to_host, train
 from helpers.bench import records
 from helpers.bench.cases import TYPES, Case
-from helpers.bench.harness import Part, Row, Study, Way, compare, compare_case, fields_text, need_gpu, speed_text
+from helpers.bench.harness import Part, Row, Study, Way, compare, compare_case, fields_text, speed_text
 from helpers.bench.job import WrongOutput
 from helpers.bench.peers import flash_attention_3, torch_on_gpu
 from helpers.bench.results import NO_RECORD
@@ -385,7 +385,6 @@ def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROU
 
 def _compile_ahead(parts: Collection[str]) -> None:
     """Compile the kernels for all head_dims in parallel: each takes a GPU's compiler many seconds."""
-    need_gpu()
     timed = {shape[-1] for shape in SHAPES} if "speeds" in parts else set()
     jobs = []
     for head_dim in sorted({*timed, HEAD_DIM}):

@@ -15,7 +15,7 @@ from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.tiles import GPUS, KB, RESERVED, Gpu
 from helpers.bench import records
 from helpers.bench.cases import Case
-from helpers.bench.harness import Study, compare_tiles, need_gpu
+from helpers.bench.harness import Study, compare_tiles
 
 recorded = records.reader("nvidia-h200-presets.json")
 OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less space than this H200, and cp.async
@@ -64,7 +64,7 @@ def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, 
     return sorted(matches, key=lambda row: -(row["full"] + row["causal"]))
 
 
-STUDY = Study("presets", {"rows": rows}, prepare=lambda parts: need_gpu())
+STUDY = Study("presets", {"rows": rows})
 take = STUDY.take
 
 

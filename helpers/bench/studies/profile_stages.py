@@ -14,7 +14,6 @@ import contextlib
 import functools
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import counters, ncu, peers, records
+from helpers.bench import counters, harness, ncu, peers, records
 from helpers.bench.cases import Case
 from helpers.bench.counters import SHAPE, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
@@ -31,7 +30,6 @@ from helpers.bench.plan import forward, gradients
 from helpers.bench.results import MAIN_PEER
 from helpers.bench.run import JobRunner
 from helpers.bench.timing import elapsed
-from helpers.device import ON_GPU
 
 recorded = counters.recorded
 WIDE_FROM = 4  # from this stage on, also at the other head_dim
@@ -141,10 +139,8 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     names: of the stages and peers to run; empty for all.
 
     Writes {"peers": PyTorch's version or why there are none, "rows": the launches, numbered from 1} as JSON, failures
-    with their errors. Raises RuntimeError without a GPU.
+    with their errors.
     """
-    if not ON_GPU:
-        raise RuntimeError("measuring needs a GPU and CuPy; printing the table does not")
     torch, runner, counted = peers.torch_on_gpu(), JobRunner(0.0), ncu.marked()
     launched: list[dict[str, Any]] = []
     for job, at_another_case in _jobs(torch is not None):
@@ -189,17 +185,31 @@ def merged(
     return [*others[:first], *again, *others[first:]]
 
 
+def _earlier(target: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read the record whose other rows stay; empty without names. Raises Refused if there is none, or no such stage."""
+    if not names:
+        return {"how": {}, "rows": []}
+    record = records.load(target) or {}
+    entries = [*record.get("rows", ()), *(_entry(job) for job, _ in _jobs(True))]
+    for name in names:
+        if not any(of_stages(entry, (name,)) for entry in entries):
+            raise records.Refused(f"profile_stages has no stage or peer {name!r}")
+    if "how" not in record:
+        raise records.Refused(f"{target} has no rows to keep: measure all stages first, without naming any")
+    return record
+
+
 def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """Launch all stages, steps, gradients and peers under Nsight Compute and write the record.
 
     names: of stages and peers. Their rows are measured, and replace those in target, which keeps its other rows.
 
     Raises:
-        RuntimeError: ncu is missing, or failed with this message.
-        ValueError: target's other rows come from another device, or other software.
+        records.Refused: ncu is missing, or target's other rows come from another device, or other software.
+        RuntimeError: ncu failed with this message.
     """
     began = time.monotonic()
-    old = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
+    old = _earlier(target, names)
     launched, text = ncu.counted("helpers.bench.studies.profile_stages", *names)
     new_rows = rows(launched["rows"], text)
     how = {
@@ -217,7 +227,7 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
             how["peers"] = old["how"]["peers"]
         different = [key for key in ("device", "ncu", "peers", "metrics", "stalls") if how[key] != old["how"].get(key)]
         if different:
-            raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
+            raise records.Refused(f"{target}: its rows were measured with another {different[0]}; measure all of them")
         new_rows = merged(old["rows"], new_rows, names)
         how |= {"seconds": old["how"]["seconds"], "command": old["how"]["command"], "again": how["command"]}
     record = {"how": how, "rows": new_rows}
@@ -231,6 +241,5 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] != "launch":
-        sys.exit(__doc__)
-    launch_all(Path(sys.argv[2]), sys.argv[3:])
+    _, file, *stages = harness.words_of_process("profile_stages", 2)
+    launch_all(Path(file), stages)

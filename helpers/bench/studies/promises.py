@@ -163,6 +163,7 @@ def take(
     path: Path, words: Sequence[str] = (), *, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL
 ) -> Record:
     """Measure everything, and save on the way. words: must be empty."""
+    records.check_single_file("promises", words)
     record = Record({}, how_measured() | {"command": "python3 -m helpers.bench.study promises FILE"})
     todo = jobs(cases)
     record.device = device_facts()

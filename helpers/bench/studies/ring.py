@@ -56,7 +56,7 @@ from helpers.attention.ladder.launches import slices
 from helpers.attention.ladder.layout import bits
 from helpers.attention.ring_schedules import SCHEDULES, positions, unshard
 from helpers.bench import records
-from helpers.bench.harness import Row, Study, Way, figures
+from helpers.bench.harness import Row, Study, Way, figures, words_of_process
 from helpers.bench.run import device_facts
 from helpers.bench.timing import Sensors, sm_mhz, speed_range, speeds
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -735,4 +735,5 @@ old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on
 
 if __name__ == "__main__":
     # A process started by a part of the study.
-    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    _kind, _rank, _size, _folder = words_of_process("ring", 4)
+    work(_kind, int(_rank), int(_size), Path(_folder))

@@ -22,7 +22,7 @@ import numpy as np
 from helpers.attention import flash_attention, flash_attention_backward, make_block_mask
 from helpers.attention.score_mods import relative_bias, soft_cap
 from helpers.bench import records
-from helpers.bench.harness import Study, compare
+from helpers.bench.harness import Study, compare, words_of_process
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 from helpers.bench.timing import speed_range
@@ -264,6 +264,7 @@ STUDY = Study(
     prepare=_compile_ahead,
     line=lambda row: _lines([row]),
     key="case",
+    needs=("torch",),
 )
 take = STUDY.take
 recorded = records.reader("nvidia-h200-score_mod.json", "nvidia-h100-80gb-hbm3-score_mod.json")
@@ -288,9 +289,10 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    _shape = SHAPES[int(sys.argv[1])]
+    _number, _name = words_of_process("score_mod", 2)
+    _shape = SHAPES[int(_number)]
     *_qkv, _do = _inputs(_shape)
-    _forward, _out, _leaves = _flex(_case(Arrays(_shape[1], _shape[2]), sys.argv[2]), *_qkv)
+    _forward, _out, _leaves = _flex(_case(Arrays(_shape[1], _shape[2]), _name), *_qkv)
     _forward()
     _out.backward(_do)
     print(describe())

@@ -12,7 +12,6 @@ together. Tiles: those of fp16x3, at 4096 keys.
 from __future__ import annotations
 
 import itertools
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -26,9 +25,9 @@ from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, shape_of_tokens
 from helpers.bench.experiments import TF32_ONE_PRODUCT
-from helpers.bench.harness import Part, Row, Study, compare_jobs, compare_tiles, fields_text, need_gpu
+from helpers.bench.harness import Part, Row, Study, compare_jobs, compare_tiles, fields_text
 from helpers.bench.job import of_peer, of_stage, why_not
-from helpers.bench.peers import TORCH, torch_on_gpu
+from helpers.bench.peers import TORCH
 from helpers.bench.run import JobRunner
 from helpers.bench.timing import speed_range
 from helpers.device import ON_GPU, cp, describe
@@ -135,13 +134,10 @@ PARTS: Mapping[str, Part] = {
 
 
 def _head() -> dict[str, Any]:
-    need_gpu()
-    if torch_on_gpu() is None:
-        sys.exit("this study compares with PyTorch: pip install torch")
     return {"device": describe(), "how": __doc__}
 
 
-STUDY = Study("tf32", PARTS, _head, line=fields_text)
+STUDY = Study("tf32", PARTS, _head, line=fields_text, needs=("torch",))
 take = STUDY.take
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
-from helpers.bench.harness import Row, Study, fields_text, figures, need_gpu, speed_text
+from helpers.bench.harness import Row, Study, fields_text, figures, speed_text
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts, free_pools
@@ -324,7 +324,6 @@ def generation(kv_heads: int) -> list[dict[str, Any]]:
 
 
 def _head() -> dict[str, Any]:
-    need_gpu()
     import torch
     import transformers
 
@@ -370,6 +369,7 @@ STUDY = Study(
     },
     head=_head,
     line=fields_text,
+    needs=("torch", "transformers"),
 )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -162,9 +161,8 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
 
 
 def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure, and write the record."""
-    if words:
-        sys.exit(f"train takes a single FILE; got also {' '.join(words)}")
+    """Measure, and write the record. words: must be empty."""
+    records.check_single_file("train", words)
     record = measure()
     records.save(path, record)
     return record
