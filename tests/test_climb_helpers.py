@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.bench.sass import compiled
 from helpers.draw import sources
-from helpers.draw.threads import lane_pictures
-from helpers.lesson.shortcuts import shared_per_1000_ffma, step_diff
+from helpers.lesson.shortcuts import step_diff
 
 SHAPE = (4, 16, 4096, 64)
 
@@ -56,22 +54,8 @@ def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
     assert "template &lt;typename T&gt;" in whole.markup and "// 06, step 1" not in whole.markup
 
 
-def test_shared_memory_for_1000_multiply_adds() -> None:
-    (unpadded,) = (step for step in CLIMBS["register_tiles"] if step.idea == "8 x 8 scores a thread")
-    seen = shared_per_1000_ffma(unpadded, 64, 32)
-    assert abs(seen["wavefronts"] - seen["requests"] - seen["conflicts"]) <= 1, "each is rounded"
-    assert seen["conflicts"] > seen["requests"]
-
-
 def test_sass_is_read_by_kernel_and_options() -> None:
     assert compiled("exp2f")["instructions"] == ["MUFU.EX2 R5, R0"]
     assert len(compiled("exp2f", "-ftz=false")["instructions"]) == 4
     with pytest.raises(KeyError, match="exp2f"):
         compiled("exp3f")
-
-
-def test_lanes_are_drawn_where_they_are() -> None:
-    lane = np.arange(32)
-    assert (
-        lane_pictures({"row by row": (lane % 8, lane // 8)}).alt == "lanes of a warp as a tile of threads: row by row"
-    )

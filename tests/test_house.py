@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import importlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 
@@ -20,7 +17,6 @@ FLOORS = (
     "setup",
     "engine",
     "device",
-    "renamed",
     "attention",
     "torch_tensors",
     "torch_autograd",
@@ -154,26 +150,3 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
     cells = ["".join(cell["source"]) for book in books for cell in book["cells"] if cell["cell_type"] == "code"]
     imports = set[str]().union(*(imported_by_a_cell(cell) for cell in cells if not cell.startswith("%%")))
     assert imports == names_that_stay()
-
-
-OLD_NAMES = {
-    "attention.ring": {
-        **{n: f"helpers.attention.ring_schedules.{n}" for n in ("SCHEDULES", "positions", "unshard")},
-        "rows_of_block": "helpers.attention.passes.rows_of_block",
-    },
-    "bench.studies.hopper": {"change": "ablation", "changes_table": "ablations_table"},
-    "bench.studies.ring": {"hidden_from": "tokens_to_hide_copies", "on_host": "to_host", "rows_of": "measure_ways"},
-}
-
-
-@pytest.mark.parametrize("module", OLD_NAMES)
-def test_old_names_work_and_say_the_new_ones(module: str) -> None:
-    ours = importlib.import_module(f"helpers.{module}")
-    for old, new in OLD_NAMES[module].items():
-        with pytest.warns(DeprecationWarning, match=rf"\.{old} is called {new} now") as caught:
-            module_of_new, _, name = new.rpartition(".")
-            home = importlib.import_module(module_of_new) if module_of_new else ours
-            assert getattr(ours, old) is getattr(home, name)
-        assert caught[0].filename == __file__
-    with pytest.raises(AttributeError, match="no attribute 'never_there'"):
-        ours.never_there  # noqa: B018

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.attention import kernel
+from helpers.attention import kernel, passes, ring_schedules
 from helpers.attention.calls import Attention
 from helpers.attention.comms import Comms, Message
 from helpers.attention.ladder import limits
@@ -62,7 +62,6 @@ from helpers.attention.ring_schedules import (
 )
 from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
-from helpers.renamed import old_names
 
 MERGE, SUM = "17_merge.cu", "17_sum.cu"
 STAGE: str | None = None  # of products whose kernels join results; None: the usual one, if it does
@@ -979,9 +978,6 @@ def sum_parts(
     return parts[in_place][0]
 
 
-_MOVED = "SCHEDULES", "positions", "unshard"
-old_names(
-    __name__,
-    **{name: f"helpers.attention.ring_schedules.{name}" for name in _MOVED},
-    rows_of_block="helpers.attention.passes.rows_of_block",
-)
+# Learners' copies of version 1.0.0 import these from here.
+SCHEDULES, positions, unshard = ring_schedules.SCHEDULES, ring_schedules.positions, ring_schedules.unshard
+rows_of_block = passes.rows_of_block

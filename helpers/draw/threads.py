@@ -252,21 +252,3 @@ def chunk_layout(places: Mapping[str, np.ndarray]) -> Picture:
         ax.set_xticks(np.arange(place.shape[1]) + 0.5, range(place.shape[1]))
         ax.set_yticks(np.arange(len(place)) + 0.5, range(len(place)))
     return Picture(fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk 3 is marked")
-
-
-@styled
-def lane_pictures(numberings: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Picture:
-    """Draw where a warp's lanes are in a tile of threads, side by side: {title: (x of each lane, y of each lane)}.
-
-    Four neighbouring lanes have one colour.
-    """
-    fig, panels = figure(4.3 * len(numberings), 2.4, columns=len(numberings))
-    for ax, (title, (x, y)) in zip(np.atleast_1d(panels), numberings.items(), strict=True):
-        cells = np.zeros((int(max(y)) + 1, int(max(x)) + 1))
-        cells[y, x] = np.arange(len(x)) // 4
-        ax.pcolormesh(cells, cmap="tab10", vmin=0, vmax=9, alpha=0.45, edgecolors="white")
-        for lane in range(len(x)):
-            ax.text(x[lane] + 0.5, y[lane] + 0.5, lane, ha="center", va="center")
-        ax.set(title=title, xlabel="x (keys)", ylabel="y (rows)", xticks=[], yticks=[])
-        ax.invert_yaxis()
-    return Picture(fig, f"lanes of a warp as a tile of threads: {'; '.join(numberings)}")

@@ -206,21 +206,6 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     return sources.folded(changes, own[0])
 
 
-def shared_per_1000_ffma(
-    stage: str | Rung, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Count requests, wavefronts and conflicts in a kernel's dynamic shared memory per 1000 multiply-adds of a warp.
-
-    By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
-    """
-    report = xray_stage(
-        stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes
-    )
-    figures = report.shared["dynamic shared memory"]
-    warp_ffmas = 2 * rows * rows * head_dim / 32
-    return {name: round(1000 * getattr(figures, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}
-
-
 # ---- the same for stages that compute gradients
 
 

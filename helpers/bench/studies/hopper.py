@@ -14,7 +14,6 @@ and with random numbers.
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,7 +35,6 @@ from helpers.bench.timing import Sensors, elapsed
 from helpers.device import ON_GPU, cp
 from helpers.draw.picture import GPU, WRITE, Picture, Text, figure, styled
 from helpers.engine.cuda_source.edit import edit
-from helpers.renamed import old_names
 
 recorded = records.reader("nvidia-h200-hopper.json")
 STAGE = LADDER["hopper"]
@@ -756,12 +754,6 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
     return None
 
 
-def multicast_speeds() -> tuple[float, float]:
-    """Return the lowest and the highest recorded median speed, compared with the kernel, of all cases."""
-    medians = [row["speed"] for row in (recorded() or {}).get("multicast", ()) if row["name"] == "multicast"]
-    return (min(medians), max(medians)) if medians else (math.nan, math.nan)
-
-
 @records.shown
 def ablations_table(
     head_dim: int,
@@ -844,6 +836,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     tables = {"clocks": clocks_table, "rings": rings_table, "power": power_table}
     texts += [each(record) for name, each in tables.items() if name in record]
     return "\n\n".join(texts)
-
-
-old_names(__name__, change="ablation", changes_table="ablations_table")

@@ -60,7 +60,6 @@ from helpers.bench.harness import Row, Study, Way, figures, words_of_process
 from helpers.bench.run import device_facts
 from helpers.bench.timing import Sensors, sm_mhz, speed_range, speeds
 from helpers.engine.cuda_source.signatures import dtype_of
-from helpers.renamed import old_names
 
 cp = device.cp
 HEADS = ((16, 16), (32, 8))  # of q, and of k and v
@@ -730,8 +729,6 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     record = record or recorded()
     return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
 
-
-old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
     # A process started by a part of the study.
