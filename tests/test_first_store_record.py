@@ -48,6 +48,6 @@ def test_a_line_has_both_times() -> None:
 
 
 def test_tries_have_their_range() -> None:
-    assert first_store.tries_table({"tries": [{"name": "dQ a step later", "speeds": [0.91, 0.97]}]}).endswith(
-        "0.91 to 0.97×"
-    )
+    record = {"tries": [{"name": "dQ a step later", "speeds": [0.91, 0.97]}]}
+    assert first_store.tries_table(record).endswith("0.91 to 0.97×")
+    assert first_store.table(record) == first_store.tries_table(record)

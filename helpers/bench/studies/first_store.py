@@ -147,7 +147,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         "turns": (TURNS, ("any order", "fixed order")),
     }
     tables = ["\n".join(_lines(record[part], *how)) for part, how in parts.items() if part in record]
-    return "\n\n".join([*tables, *([shares_table(record)] if "shares" in record else [])])
+    texts = {"shares": shares_table, "tries": tries_table}
+    return "\n\n".join([*tables, *(text(record) for part, text in texts.items() if part in record)])
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple[str, str]) -> list[str]:
