@@ -23,7 +23,8 @@ BY_SHARED = """  __shared__ float all[32];
 WAIT, BARRIER = "    cp_async_wait<0>();\n", "    __syncthreads();\n"
 SUM = "    for (int r = 0; r < ROWS; ++r) sum += V_smem[stage][r][threadIdx.x];\n"
 COPY = "    load_tile(V_smem[stage ^ 1], V, first + ROWS, N);\n"
-TRANSPOSED = "ldmatrix_x4_trans(b, v + place(lane % 16, 2 * n + lane / 16));"
+V_ROW = "&V_smem[lane % 16][16 * n + lane / 16 * 8]"
+TRANSPOSED = f"ldmatrix_x4_trans(b, smem_address({V_ROW}));"
 A = tuple(f"pack(S[{i // 2}][{i % 2 * 2}], S[{i // 2}][{i % 2 * 2 + 1}])" for i in range(4))
 
 TABLE = {
@@ -140,26 +141,24 @@ TABLE = {
         Wrong("V not transposed", ((TRANSPOSED, TRANSPOSED.replace("_trans", "")),), "first", symptom="transposed"),
         Wrong(
             "V as K is loaded",
-            (
-                (
-                    TRANSPOSED,
-                    TRANSPOSED.replace(
-                        "lane % 16, 2 * n + lane / 16", "lane / 16 * 8 + lane % 8, 2 * n + lane / 8 % 2"
-                    ),
-                ),
-            ),
+            ((V_ROW, "&V_smem[lane / 16 * 8 + lane % 8][16 * n + lane / 8 % 2 * 8]"),),
             "first",
             symptom="b",
         ),
         Wrong(
             "V without the padding",
-            ((TRANSPOSED, "ldmatrix_x4_trans(b, v + 128 * (lane % 16) + 16 * (2 * n + lane / 16));"),),
+            ((V_ROW, "&V_smem[0][64 * (lane % 16) + 16 * n + lane / 16 * 8]"),),
             "first",
             symptom="unset",
         ),
-        Wrong("every chunk twice", ((TRANSPOSED, TRANSPOSED.replace("2 * n", "n")),), "first", symptom="b"),
-        Wrong("no tile", ((TRANSPOSED, TRANSPOSED.replace("v + ", "")),), "first", "the address of a row"),
-        Wrong("all lanes in a row", ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "lane")),), "first", "row below 16"),
+        Wrong("every column twice", ((V_ROW, V_ROW.replace("16 * n", "8 * n")),), "first", symptom="b"),
+        Wrong(
+            "no tile",
+            ((f"smem_address({V_ROW})", "2 * (STRIDE * (lane % 16) + 16 * n + lane / 16 * 8)"),),
+            "first",
+            "the address of a row",
+        ),
+        Wrong("all lanes in a row", ((V_ROW, V_ROW.replace("lane % 16", "lane")),), "first", "row below 16"),
         Wrong(
             "bits of floats",
             tuple((a, f"__float_as_uint(S[{i // 2}][{i % 2}])") for i, a in enumerate(A)),
@@ -175,7 +174,7 @@ TABLE = {
         ),
         Wrong(
             "keys of V exchanged",
-            ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "(lane + 8) % 16")),),
+            ((V_ROW, V_ROW.replace("lane % 16", "(lane + 8) % 16")),),
             "first",
             symptom="halves",
         ),
@@ -185,7 +184,7 @@ TABLE = {
             "first",
             symptom="halves",
         ),
-        Wrong("a tile row by row", (("144 * row", "128 * row"),), "limit", "bank conflicts", symptom="limit"),
+        Wrong("rows without padding", (("STRIDE = 72", "STRIDE = 64"),), "limit", "bank conflicts", symptom="limit"),
         Right(
             "in a loop",
             (

@@ -6,17 +6,15 @@
 // Limit    no bank conflict
 #include "ptx.cuh"
 
-// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` in a tile. Of the 144 bytes of a
-// row 16 are padding, so that the same chunk of 8 rows is in different banks.
-__device__ unsigned place(unsigned row, unsigned chunk) { return 144 * row + 16 * chunk; }
+// A row in shared memory has 64 numbers and 8 of padding, so that the same columns of 8 rows are in
+// different banks.
+constexpr int STRIDE = 72;
 
 // The warp copies 16 rows from `first` on; rows past the end become zeros.
-__device__ void load_tile(unsigned tile, const __half* source, int first, int end) {
-  for (int i = threadIdx.x; i < 16 * 8; i += 32) {
-    const int r = i / 8, c = i % 8;
-    const bool in_bounds = first + r < end;
-    const __half* chunk = source + (in_bounds ? (first + r) * 64 + 8 * c : 0);
-    cp_async(tile + place(r, c), chunk, in_bounds ? 16 : 0);
+__device__ void load_tile(__half (*tile)[STRIDE], const __half* source, int first, int end) {
+  for (int i = threadIdx.x; i < 16 * 64; i += 32) {
+    const int r = i / 64, c = i % 64;
+    tile[r][c] = first + r < end ? source[(first + r) * 64 + c] : __float2half(0.0f);
   }
 }
 
@@ -27,33 +25,27 @@ __device__ unsigned pack(float x, float y) {  // x in the lower half
 
 extern "C" __global__ void __launch_bounds__(32)
     two_products(const __half* Q, const __half* K, const __half* V, float* O, int N, int N_kv) {
-  __shared__ __align__(128) __half Q_smem[16 * 72], K_smem[16 * 72], V_smem[16 * 72];
-  const unsigned q = smem_address(Q_smem), k = smem_address(K_smem), v = smem_address(V_smem);
-  const unsigned lane = threadIdx.x, g = lane / 4, t = lane % 4;
-  const int first_row = blockIdx.x * 16;
-  load_tile(q, Q, first_row, N);
+  __shared__ __align__(16) __half Q_smem[16][STRIDE], K_smem[16][STRIDE], V_smem[16][STRIDE];
+  const int lane = threadIdx.x, g = lane / 4, t = lane % 4, first_row = blockIdx.x * 16;
+  load_tile(Q_smem, Q, first_row, N);
 
   float acc[8][4] = {};  // 8 tiles of 16 rows and 8 columns of O
   for (int first = 0; first < N_kv; first += 16) {
     __syncwarp();  // hazard: the tiles are overwritten while another lane still reads them
-    load_tile(k, K, first, N_kv);
-    load_tile(v, V, first, N_kv);
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncwarp();  // hazard: the tiles are read before the other lanes' copies have arrived
+    load_tile(K_smem, K, first, N_kv);
+    load_tile(V_smem, V, first, N_kv);
+    __syncwarp();  // hazard: the tiles are read before the other lanes have written their part
 
-    // S: two accumulators, keys 0 .. 7 and keys 8 .. 15. Lane 8 i + j gives the address of row j of
-    // 8 x 8 matrix i.
-    float S[2][4] = {};
-    for (int step = 0; step < 4; ++step) {
+    float S[2][4] = {};                 // two accumulators: keys 0 .. 7 and keys 8 .. 15
+    for (int c = 0; c < 64; c += 16) {  // 16 columns of Q and K
       unsigned a[4], b[4];
-      ldmatrix_x4(a, q + place(lane % 16, 2 * step + lane / 16));
-      ldmatrix_x4(b, k + place(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      ldmatrix_x4(a, smem_address(&Q_smem[lane % 16][c + lane / 16 * 8]));
+      ldmatrix_x4(b, smem_address(&K_smem[lane / 16 * 8 + lane % 8][c + lane / 8 % 2 * 8]));
       mma_m16n8k16(__half(), S[0], a, b[0], b[1]);
       mma_m16n8k16(__half(), S[1], a, b[2], b[3]);
     }
 
-    // S as the left operand of S V. The header of ptx.cuh lists the elements of each lane.
+    // S as the left operand of S V.
     unsigned a[4];
     // BEGIN hole: about 4 lines - a[0] to a[3], by pack(x, y), out of this lane's S[0] and S[1]
     // DEFAULT: a[0] = a[1] = a[2] = a[3] = pack(1.0f, 1.0f);
@@ -63,11 +55,11 @@ extern "C" __global__ void __launch_bounds__(32)
     a[3] = pack(S[1][2], S[1][3]);
     // END hole
 
-    for (int n = 0; n < 4; ++n) {
-      unsigned b[4];  // 16 columns of V: b[0], b[1] for the first 8, b[2], b[3] for the others
+    for (int n = 0; n < 4; ++n) {  // columns 16 n .. 16 n + 15 of V
+      unsigned b[4];               // b[0], b[1] for the first 8, b[2], b[3] for the others
       // BEGIN hole: about 1 line - load b; a row of V is a key, and B has keys along a column
       // DEFAULT: b[0] = b[1] = b[2] = b[3] = 0;
-      ldmatrix_x4_trans(b, v + place(lane % 16, 2 * n + lane / 16));
+      ldmatrix_x4_trans(b, smem_address(&V_smem[lane % 16][16 * n + lane / 16 * 8]));
       // END hole
       mma_m16n8k16(__half(), acc[2 * n], a, b[0], b[1]);
       mma_m16n8k16(__half(), acc[2 * n + 1], a, b[2], b[3]);
