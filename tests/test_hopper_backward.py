@@ -17,12 +17,14 @@ from half_gradients import Arrays, inputs, reference
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
-from helpers.attention import kernel
+from helpers.attention import calls, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
-from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.layout import Spec, dense
+from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.xray import find
 
+BFLOAT16 = dtype_of("bfloat16")
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
@@ -262,6 +264,31 @@ def test_which_calls_share_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         chosen = [sizes_of_call(**{**one, **how}, deterministic=order) for order in (False, True)]
         assert [sizes.get("GROUP_SPLITS") for sizes in chosen] == [any_order, fixed_order], how
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_which_calls_get_it_unasked(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Follow the times of 08 and 13 on an H200: only without groups, the keys of all heads count."""
+    monkeypatch.setattr(device, "ON_GPU", on_gpu)
+    monkeypatch.setattr(limits, "compute_capability", lambda: 90)
+    for keys, heads, d, how, hopper in (
+        (1024, (6, 6), 64, {}, True),
+        (1024, (5, 5), 128, {}, False),
+        (1024, (7, 7), 64, {"causal": True}, False),
+        (1024, (8, 8), 64, {"causal": True}, True),
+        (1024, (8, 8), 64, {"window": (255, 0)}, True),
+        (1024, (11, 11), 128, {"causal": True}, False),
+        (1024, (12, 12), 128, {"causal": True}, True),
+        (256, (8, 2), 128, {"causal": True}, True),
+        (512, (4, 1), 64, {}, True),
+        (512, (2, 2), 128, {"causal": True, "deterministic": True}, True),
+        (512, (8, 8), 256, {"causal": True}, True),
+    ):
+        views = {name: Spec.dense((1, heads[0], keys, d), BFLOAT16) for name in ("q", "o", "do")}
+        views["lse"] = Spec.dense((1, heads[0], keys), np.dtype(np.float32))
+        views |= {name: Spec.dense((1, heads[1], keys, d), BFLOAT16) for name in "kv"}
+        chosen = calls.choose(views, BackwardOptions(**how), None)[1].name
+        assert chosen.startswith("hopper_backward") == (hopper and on_gpu), (keys, heads, d, how)
 
 
 def test_scratch_of_shares_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from helpers import device
 from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.launch import Launch, Map
-from helpers.attention.ladder.stage import Stage, Tuning
+from helpers.attention.ladder.stage import CallSize, Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import Sizes
 
@@ -314,13 +314,19 @@ def hopper_shared_bytes(sizes: Sizes) -> int:
     return tiles_of_q_k_v + 128 * sizes["BLOCK_M"] + mbarrier_bytes(sizes, 2 * stages)
 
 
-def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+def _hopper_by_default(size: CallSize) -> bool:
     """Choose it where it is faster than flash_mma on an H200: not for little work, for which that has smaller tiles.
+
+    At head_dims above 64 it took 0.5 to 1.02 times as long with 512 rows or more, and 0.66 to 0.85 times with 128 and
+    256 rows, if there were 12,288 in all; else up to 1.4 times. At 64 and below it took 0.6 to 1.05 times as long with
+    both 512 rows or more and 16,384 in all, else up to 1.9 times.
 
     Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage get flash_mma, as on
     every GPU except Hopper, so that notebooks' outputs are the same everywhere.
     """
-    return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
+    if size.head_dim > 64:
+        return device.ON_GPU and (size.rows >= 512 or size.all_rows >= 12288)
+    return device.ON_GPU and size.rows >= 512 and size.all_rows >= 16384
 
 
 def qkv_maps(sizes: Sizes) -> tuple[Map, ...]:
@@ -411,9 +417,7 @@ FP16X3 = Stage(
     file="15_fp16x3.cu",
     idea="float32 by wgmma: three products of fp16, a scale for each tile",
     # Only by name: float32 is chosen for its accuracy, some of which this loses if a tile spans over 16 bits or so.
-    tuning=Tuning(
-        lambda head_dim, shared_limit: pick_fp16x3(head_dim), by_default=lambda rows, all_rows, head_dim: False
-    ),
+    tuning=Tuning(lambda head_dim, shared_limit: pick_fp16x3(head_dim), by_default=lambda size: False),
     launches=_split_and_multiply,
     scratch=_fp16x3_scratch,
     kernels=("fp16x3_split", "fp16x3"),
