@@ -489,12 +489,21 @@ def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threshold follows the times of 07 and 10 on an H200; the CPU engine never chooses 10."""
-    few = (511, 8 * 511, 128), (4096, 16383, 64), (511, 32 * 511, 64), (511, 12287, 256), (128, 2**20, 32)
-    enough = (512, 512, 128), (512, 16384, 64), (128, 12288, 128)
+    few = (
+        *(CallSize(*size) for size in ((511, 8448, 128), (127, 2**20, 128), (4096, 16383, 64), (511, 49151, 64))),
+        *(CallSize(*size, packed=True) for size in ((511, 2**20, 128), (1023, 2**20, 64))),
+        *(CallSize(*size, functions=True) for size in ((1024, 16383, 128), (1024, 32767, 64))),
+        CallSize(511, 2**20, 32),
+    )
+    enough = (
+        *(CallSize(*size) for size in ((512, 512, 128), (128, 8449, 128), (512, 16384, 64), (128, 49152, 64))),
+        *(CallSize(*size, packed=True) for size in ((512, 512, 128), (1024, 32768, 64))),
+        *(CallSize(*size, functions=True) for size in ((512, 16384, 128), (512, 32768, 64))),
+    )
     for on_gpu in (True, False):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
-        assert not any(HOPPER.tuning.by_default(CallSize(*size)) for size in few)
-        assert all(HOPPER.tuning.by_default(CallSize(*size)) == on_gpu for size in enough)
+        assert not any(HOPPER.tuning.by_default(size) for size in few)
+        assert all(HOPPER.tuning.by_default(size) == on_gpu for size in enough)
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ from helpers.attention import calls, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.layout import Spec, dense
+from helpers.attention.ladder.score_mod import Function, ScoreMod
 from helpers.attention.ladder.stages import backward as stages
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.xray import find
 
 BFLOAT16 = dtype_of("bfloat16")
+SOFTCAP = ScoreMod((Function("score_mod", "30.0f * tanhf(score / 30.0f)", "1.0f - y / 30.0f * (y / 30.0f)"),))
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
@@ -276,15 +278,18 @@ def test_which_calls_get_it_unasked(on_gpu: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(limits, "compute_capability", lambda: 90)
     for keys, heads, d, how, hopper in (
         (1024, (6, 6), 64, {}, True),
-        (1024, (5, 5), 128, {}, False),
-        (1024, (7, 7), 64, {"causal": True}, False),
-        (1024, (8, 8), 64, {"causal": True}, True),
-        (1024, (8, 8), 64, {"window": (255, 0)}, True),
-        (1024, (11, 11), 128, {"causal": True}, False),
-        (1024, (12, 12), 128, {"causal": True}, True),
+        (1024, (5, 5), 64, {}, False),
+        (1024, (5, 5), 128, {}, True),
+        (1024, (8, 8), 64, {"causal": True}, False),
+        (1024, (9, 9), 64, {"causal": True}, True),
+        (1024, (8, 8), 128, {"window": (255, 0)}, False),
+        (1024, (9, 9), 128, {"window": (255, 0)}, True),
+        (1024, (8, 8), 32, {"causal": True}, False),
+        (1024, (12, 12), 128, {"causal": True, "mod": SOFTCAP}, False),
+        (1024, (18, 18), 128, {"causal": True, "mod": SOFTCAP}, True),
         (256, (8, 2), 128, {"causal": True}, True),
-        (512, (4, 1), 64, {}, True),
-        (512, (2, 2), 128, {"causal": True, "deterministic": True}, True),
+        (256, (4, 1), 64, {}, False),
+        (64, (2, 2), 128, {"causal": True, "deterministic": True}, True),
         (512, (8, 8), 256, {"causal": True}, True),
     ):
         views = {name: Spec.dense((1, heads[0], keys, d), BFLOAT16) for name in ("q", "o", "do")}

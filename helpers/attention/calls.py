@@ -576,8 +576,18 @@ def choose(
         rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
     # Of gradients: keys of all heads of q.
     all_rows = math.prod(k.shape[:-1]) // k.shape[1] * q.shape[1] if "do" in views else math.prod(q.shape[:-1])
-    masked, grouped = family.options.window != (-1, -1), q.shape[1] != k.shape[1]
-    size = CallSize(rows, all_rows, q.shape[-1], masked, grouped, options.deterministic)
+    mod = family.options.mod
+    size = CallSize(
+        rows,
+        all_rows,
+        q.shape[-1],
+        masked=family.options.window != (-1, -1),
+        grouped=q.shape[1] != k.shape[1],
+        deterministic=options.deterministic,
+        packed="cu_seqlens_q" in views,
+        functions=bool(mod and mod.scores) or not views.keys().isdisjoint(("bias", "alibi_slopes")),
+        derivative=bool(mod and mod.has_derivative),
+    )
     stage = first_by_default(family.stages, size)
     assert stage is not None  # the slowest one accepts all
     return family, stage

@@ -31,7 +31,8 @@ class CallSize(NamedTuple):
     """What decides which of the stages that support a call is fastest.
 
     rows: of Q; for packed sequences, a typical length. all_rows: those of all heads together; for gradients, keys, once
-    for each head of Q. masked: causal or with a window. grouped: several heads of Q share one of K and V.
+    for each head of Q. masked: causal or with a window. grouped: several heads of Q share one of K and V. packed: with
+    cu_seqlens. functions: of scores, among them a bias or ALiBi's slopes. derivative: one of them has one other than 1.
     """
 
     rows: int
@@ -40,6 +41,9 @@ class CallSize(NamedTuple):
     masked: bool = False
     grouped: bool = False
     deterministic: bool = False
+    packed: bool = False
+    functions: bool = False
+    derivative: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) 
         rows, all_rows: see `CallSize`. needs: the arguments of `Stage.why_not`.
     """
     masked = mask_window(needs.get("window"), needs.get("causal", False)) != (-1, -1)
-    how = masked, needs.get("gqa", False), needs.get("deterministic", False)
+    how = masked, needs.get("gqa", False), needs.get("deterministic", False), needs.get("varlen", False)
     return first_by_default(able_of(stages, **needs), CallSize(rows, all_rows, needs["head_dim"], *how))
 
 

@@ -317,16 +317,18 @@ def hopper_shared_bytes(sizes: Sizes) -> int:
 def _hopper_by_default(size: CallSize) -> bool:
     """Choose it where it is faster than flash_mma on an H200: not for little work, for which that has smaller tiles.
 
-    At head_dims above 64 it took 0.5 to 1.02 times as long with 512 rows or more, and 0.66 to 0.85 times with 128 and
-    256 rows, if there were 12,288 in all; else up to 1.4 times. At 64 and below it took 0.6 to 1.05 times as long with
-    both 512 rows or more and 16,384 in all, else up to 1.9 times.
+    In 372 small shapes the choice takes 1.008 times as long as the faster of the two, on average; by the number of rows
+    alone it was 1.08. Flash_mma is faster with short packed sequences, and at head_dim 64 with functions of scores.
 
     Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage get flash_mma, as on
     every GPU except Hopper, so that notebooks' outputs are the same everywhere.
     """
     if size.head_dim > 64:
-        return device.ON_GPU and (size.rows >= 512 or size.all_rows >= 12288)
-    return device.ON_GPU and size.rows >= 512 and size.all_rows >= 16384
+        enough = size.rows >= 512 or (size.rows >= 128 and size.all_rows > 8448 and not size.packed)
+        return device.ON_GPU and enough and (size.all_rows >= 16384 or not size.functions)
+    if size.functions or size.head_dim <= 32 or size.packed:
+        return device.ON_GPU and size.rows >= (1024 if size.packed else 512) and size.all_rows >= 32768
+    return device.ON_GPU and size.all_rows >= (16384 if size.rows >= 512 else 49152) and size.rows >= 128
 
 
 def qkv_maps(sizes: Sizes) -> tuple[Map, ...]:
