@@ -20,6 +20,7 @@ from helpers.attention import flash_attention, flash_attention_backward, flash_a
 from helpers.attention.check import check
 from helpers.attention.ladder import BACKWARD, FORWARD, Stage
 from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.stage import CallSize
 from helpers.attention.run import forget
 from helpers.device import ON_GPU, cp
 from helpers.xray import xray
@@ -296,7 +297,7 @@ def test_the_last_stage_that_can_is_chosen() -> None:
     with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name)):
         flash_attention(q, k, v)
         flash_attention(q, k, v, causal=True)
-    of_default = [s for s in FORWARD.values() if s.tuning.by_default(5, 10, 8)]
+    of_default = [s for s in FORWARD.values() if s.tuning.by_default(CallSize(5, 10, 8))]
     able = [[s.name for s in of_default if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
     assert names == [able[0][-1], able[1][-1]]
     with pytest.raises(

@@ -24,6 +24,7 @@ from helpers.attention.ladder import LADDER, limits, tensor_maps
 from helpers.attention.ladder.call import Call, ForwardOptions, Spec
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.stage import CallSize
 from helpers.attention.ladder.stages import hopper as stages
 from helpers.bench.studies import hopper as study
 from helpers.device import cp
@@ -488,10 +489,21 @@ def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threshold follows the times of 07 and 10 on an H200; the CPU engine never chooses 10."""
-    sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
-    for on_gpu, chosen in ((True, [False, True, False, True]), (False, [False] * 4)):
+    few = (
+        *(CallSize(*size) for size in ((511, 8448, 128), (127, 2**20, 128), (4096, 16383, 64), (511, 49151, 64))),
+        *(CallSize(*size, packed=True) for size in ((511, 2**20, 128), (1023, 2**20, 64))),
+        *(CallSize(*size, functions=True) for size in ((1024, 16383, 128), (1024, 32767, 64))),
+        CallSize(511, 2**20, 32),
+    )
+    enough = (
+        *(CallSize(*size) for size in ((512, 512, 128), (128, 8449, 128), (512, 16384, 64), (128, 49152, 64))),
+        *(CallSize(*size, packed=True) for size in ((512, 512, 128), (1024, 32768, 64))),
+        *(CallSize(*size, functions=True) for size in ((512, 16384, 128), (512, 32768, 64))),
+    )
+    for on_gpu in (True, False):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
-        assert [HOPPER.tuning.by_default(*size) for size in sizes] == chosen
+        assert not any(HOPPER.tuning.by_default(size) for size in few)
+        assert all(HOPPER.tuning.by_default(size) == on_gpu for size in enough)
 
 
 @pytest.mark.parametrize(
@@ -504,7 +516,7 @@ def test_packed_sequences_count_by_typical_lengths(
 ) -> None:
     """Between the mean and the longest, whatever their sum."""
     asked: list[int] = []
-    stage = HOPPER.changed(by_default=lambda rows, *_: asked.append(rows) or True)
+    stage = HOPPER.changed(by_default=lambda size: asked.append(size.rows) or True)
     monkeypatch.setattr(calls, "able_of", lambda *_, **__: [stage])
     tokens, ends = sum(lengths), Spec.dense((len(lengths) + 1,), np.int32)
     views = dict.fromkeys("qkv", Spec.dense((1, 2, tokens, 128), np.float16))

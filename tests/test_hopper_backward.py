@@ -5,6 +5,8 @@ test_backward_mma.py launches the unchanged kernel, and that of 08.
 
 from __future__ import annotations
 
+import heapq
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -17,12 +19,17 @@ from half_gradients import Arrays, inputs, reference
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
-from helpers.attention import kernel
+from helpers.attention import calls, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
-from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.layout import Spec, dense
+from helpers.attention.ladder.score_mod import Function, ScoreMod
+from helpers.attention.ladder.stages import backward as stages
+from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.xray import find
 
+BFLOAT16 = dtype_of("bfloat16")
+SOFTCAP = ScoreMod((Function("score_mod", "30.0f * tanhf(score / 30.0f)", "1.0f - y / 30.0f * (y / 30.0f)"),))
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
@@ -262,6 +269,91 @@ def test_which_calls_share_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         chosen = [sizes_of_call(**{**one, **how}, deterministic=order) for order in (False, True)]
         assert [sizes.get("GROUP_SPLITS") for sizes in chosen] == [any_order, fixed_order], how
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_which_calls_get_it_unasked(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Follow the times of 08 and 13 on an H200: only without groups, the keys of all heads count."""
+    monkeypatch.setattr(device, "ON_GPU", on_gpu)
+    monkeypatch.setattr(limits, "compute_capability", lambda: 90)
+    for keys, heads, d, how, hopper in (
+        (1024, (6, 6), 64, {}, True),
+        (1024, (5, 5), 64, {}, False),
+        (1024, (5, 5), 128, {}, True),
+        (1024, (8, 8), 64, {"causal": True}, False),
+        (1024, (9, 9), 64, {"causal": True}, True),
+        (1024, (8, 8), 128, {"window": (255, 0)}, False),
+        (1024, (9, 9), 128, {"window": (255, 0)}, True),
+        (1024, (8, 8), 32, {"causal": True}, False),
+        (1024, (12, 12), 128, {"causal": True, "mod": SOFTCAP}, False),
+        (1024, (18, 18), 128, {"causal": True, "mod": SOFTCAP}, True),
+        (256, (8, 2), 128, {"causal": True}, True),
+        (256, (4, 1), 64, {}, False),
+        (64, (2, 2), 128, {"causal": True, "deterministic": True}, True),
+        (512, (8, 8), 256, {"causal": True}, True),
+    ):
+        views = {name: Spec.dense((1, heads[0], keys, d), BFLOAT16) for name in ("q", "o", "do")}
+        views["lse"] = Spec.dense((1, heads[0], keys), np.dtype(np.float32))
+        views |= {name: Spec.dense((1, heads[1], keys, d), BFLOAT16) for name in "kv"}
+        chosen = calls.choose(views, BackwardOptions(**how), None)[1].name
+        assert chosen.startswith("hopper_backward") == (hopper and on_gpu), (keys, heads, d, how)
+
+
+def block_by_block(shared: Any, splits: int) -> float:
+    """Start each block on the multiprocessor that is free first; return the steps until the last one is done."""
+    row_tiles = stages._row_tiles(shared)
+    heads, group, right = shared.kv_heads * splits, shared.group // splits, shared.window[1]
+    steps = [group * count + stages._BLOCK_STEPS for count in row_tiles]
+    together = heads
+    if shared.in_turns and (shared.deterministic or right >= 0):
+        fit = stages._L2_BYTES // (8 * shared.columns * shared.rows * group)
+        together = max(stages._TURN_BLOCKS // len(steps) if shared.deterministic else fit, 1)
+    free = [0.0] * shared.resident
+    for first in range(0, heads, together):
+        some = min(together, heads - first)
+        before = [-1.0] * some
+        last_first = shared.in_turns and shared.deterministic and right >= 0 and first + some < heads
+        for own in reversed(steps) if last_first else steps:
+            for head in range(some):
+                done = free[0] + own
+                if shared.deterministic:
+                    before[head] = done = max(done, before[head] + (right < 0))
+                heapq.heapreplace(free, done)
+    return max(free)
+
+
+def test_the_number_of_splits_is_as_good_as_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of blocks and bounds cost at most 2 % of the steps that a simulation of each block would find."""
+    rng = random.Random(7)
+    tried = 0
+    for _ in range(120):
+        block_m, block_n = rng.choice(((128, 128), (64, 128), (64, 64)))
+        shared = stages._Shared(
+            kv_heads=rng.choice((1, 2, 4, 8, 24)),
+            group=rng.choice((2, 3, 4, 7, 8, 16)),
+            rows=rng.choice((300, 777, 1024, 2048, 4096)),
+            keys=rng.choice((512, 1500, 2048, 4096, 8192)),
+            tile=(block_m, block_n),
+            window=rng.choice(((-1, -1), (-1, 0), (-1, 0), (512, 0), (127, 127))),
+            deterministic=rng.random() < 0.4,
+            in_turns=rng.random() < 0.7,
+            columns=64,
+            resident=132,
+            split_bytes=1 << 20,
+        )
+        chosen = stages._best_splits(shared, 8 * 132, 1.06)
+        most = 8 * 132 // (shared.kv_heads * -(-shared.keys // block_n))
+        choices = [splits for splits in range(2, min(shared.group, most) + 1) if shared.group % splits == 0]
+        if not choices:
+            assert chosen == 1
+            continue
+        tried += 1
+        adds = {splits: stages._SUM_STEPS + stages._STEPS_OF_A_BYTE * splits * (1 << 20) for splits in choices}
+        steps = {splits: block_by_block(shared, splits) + adds.get(splits, 0.0) for splits in (1, *choices)}
+        least = min(steps[splits] for splits in choices)
+        allowed = 1.02 * (1.06 * least if chosen == 1 else least)
+        assert steps[chosen] <= allowed and (chosen == 1 or 1.02 * steps[1] > 1.06 * least), (shared, chosen, steps)
+    assert tried > 60
 
 
 def test_scratch_of_shares_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,6 @@ def nsight_compute(monkeypatch: pytest.MonkeyPatch, launch: Callable[[Path], lis
 
 @toy
 def profile_stages_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    monkeypatch.setattr(profile_stages, "ON_GPU", True)
     monkeypatch.setattr(profile_stages, "cases", lambda: [("naive", Case((1, 2, 33, 16)))])
     for name in ("step_cases", "experiment_cases"):
         monkeypatch.setattr(profile_stages, name, list)

@@ -46,7 +46,7 @@ from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
 from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
-from helpers.attention.ladder.stage import C_NAMES
+from helpers.attention.ladder.stage import C_NAMES, CallSize
 from helpers.attention.ladder.stages import bias_gradient
 from helpers.attention.ladder.table import first_by_default
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, changed, compile_plan, copies, run
@@ -576,7 +576,19 @@ def choose(
         rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
     # Of gradients: keys of all heads of q.
     all_rows = math.prod(k.shape[:-1]) // k.shape[1] * q.shape[1] if "do" in views else math.prod(q.shape[:-1])
-    stage = first_by_default(family.stages, rows, all_rows, q.shape[-1])
+    mod = family.options.mod
+    size = CallSize(
+        rows,
+        all_rows,
+        q.shape[-1],
+        masked=family.options.window != (-1, -1),
+        grouped=q.shape[1] != k.shape[1],
+        deterministic=options.deterministic,
+        packed="cu_seqlens_q" in views,
+        functions=bool(mod and mod.scores) or not views.keys().isdisjoint(("bias", "alibi_slopes")),
+        derivative=bool(mod and mod.has_derivative),
+    )
+    stage = first_by_default(family.stages, size)
     assert stage is not None  # the slowest one accepts all
     return family, stage
 

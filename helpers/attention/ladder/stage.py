@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, check_stage_arrays
@@ -27,6 +27,25 @@ def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
     return {}
 
 
+class CallSize(NamedTuple):
+    """What decides which of the stages that support a call is fastest.
+
+    rows: of Q; for packed sequences, a typical length. all_rows: those of all heads together; for gradients, keys, once
+    for each head of Q. masked: causal or with a window. grouped: several heads of Q share one of K and V. packed: with
+    cu_seqlens. functions: of scores, among them a bias or ALiBi's slopes. derivative: one of them has one other than 1.
+    """
+
+    rows: int
+    all_rows: int
+    head_dim: int
+    masked: bool = False
+    grouped: bool = False
+    deterministic: bool = False
+    packed: bool = False
+    functions: bool = False
+    derivative: bool = False
+
+
 @dataclass(frozen=True)
 class Tuning:
     """The tuning of a stage: its -D options by head_dim, for few blocks, for a call; which calls default to it."""
@@ -39,9 +58,8 @@ class Tuning:
     tiny_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     single_wave: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
-    # Whether a call that names no stage may get it here: rows of Q, rows of all heads together, head_dim. For gradients
-    # the second are keys, once for each head of Q.
-    by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
+    # Whether a call of this size that names no stage may get it here.
+    by_default: Callable[[CallSize], bool] = lambda size: True
 
     def of_one_size(self) -> Tuning:
         """Return this tuning with one set of sizes for all grids."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from helpers.attention.ladder.call import mask_window
 from helpers.attention.ladder.plan import Rung
-from helpers.attention.ladder.stage import Stage
+from helpers.attention.ladder.stage import CallSize, Stage
 from helpers.attention.ladder.stages.backward import (
     BACKWARD_FLOAT,
     BACKWARD_MMA,
@@ -54,15 +55,16 @@ def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) 
     """Return the stage for a call that names none: the last, and fastest, that supports it here; None if none does.
 
     Args:
-        rows: of Q. all_rows: of all heads together; for gradients, keys of all heads of Q. needs: the arguments of
-            `Stage.why_not`.
+        rows, all_rows: see `CallSize`. needs: the arguments of `Stage.why_not`.
     """
-    return first_by_default(able_of(stages, **needs), rows, all_rows, needs["head_dim"])
+    masked = mask_window(needs.get("window"), needs.get("causal", False)) != (-1, -1)
+    how = masked, needs.get("gqa", False), needs.get("deterministic", False), needs.get("varlen", False)
+    return first_by_default(able_of(stages, **needs), CallSize(rows, all_rows, needs["head_dim"], *how))
 
 
-def first_by_default(able: Iterable[S], rows: int, all_rows: int, head_dim: int) -> S | None:
+def first_by_default(able: Iterable[S], size: CallSize) -> S | None:
     """Return the first of the stages that `able_of` lists whose `by_default` accepts a call of this size."""
-    return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, head_dim)), None)
+    return next((stage for stage in able if stage.tuning.by_default(size)), None)
 
 
 FORWARD: Mapping[str, Rung] = forward_of(LADDER)

@@ -137,7 +137,8 @@ void check_order(
   }
 }
 
-// An atomicCAS of a word: what its thread read of it before, without an atomic, was a guess.
+// An atomicCAS of a word: what its thread read of it before, without an atomic, was a guess. What it read by an atomic
+// belongs to the same update, whose write all that see it come after, so it is not remembered by itself.
 void compare(uintptr_t a, unsigned size) {
   if (!books.running) return;
   const unsigned thread = current.thread;
@@ -145,7 +146,8 @@ void compare(uintptr_t a, unsigned size) {
   books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
   for_cells(a, size, [&](Cell& cell) {
     for (Tag* read : {&cell.read, &cell.other_read})
-      if (*read && same_block(*read) && thread_of(*read) == thread) *read = (*read & ~(Tag)3) | ATOMIC;
+      if (*read && same_block(*read) && thread_of(*read) == thread)
+        *read = how_of(*read) == ATOMIC ? 0 : (*read & ~(Tag)3) | ATOMIC;
   });
 }
 

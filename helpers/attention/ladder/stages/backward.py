@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.params import GRADIENTS, backward_params
-from helpers.attention.ladder.stage import C_NAMES, Stage, Tuning
+from helpers.attention.ladder.stage import C_NAMES, CallSize, Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, PLAIN
 from helpers.attention.ladder.stages.cuda_cores import vector_loads
 from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
@@ -223,80 +223,148 @@ _BLOCK_STEPS, _SUM_STEPS, _STEPS_OF_A_BYTE = 3.0, 2.3, 5e-8
 _LEAST_GAIN, _MOST_BLOCKS = 1.06, 8
 # As in the kernels: bytes of the heads whose blocks run together; in a fixed order, how many blocks these have.
 _L2_BYTES, _TURN_BLOCKS = 16 << 20, 256
+# About how many runs of blocks a simulation starts, if tiles are so many.
+_RUNS = 48
+
+
+class _Shared(NamedTuple):
+    """Blocks that share the heads of groups. A block has a step for each head and each tile of rows that it sees.
+
+    kv_heads: of all sequences, each with `group` heads of Q. rows, keys: of a sequence. tile: of rows and keys.
+    in_turns: a few heads together, one group of them after the other. columns: of a row of Q, padded. resident: blocks
+    that run at a time. split_bytes: of dK and dV in float32.
+    """
+
+    kv_heads: int
+    group: int
+    rows: int
+    keys: int
+    tile: tuple[int, int]
+    window: tuple[int, int]
+    deterministic: bool
+    in_turns: bool
+    columns: int
+    resident: int
+    split_bytes: int
 
 
 def _shares(call: Call, sizes: Sizes, least_gain: float = _LEAST_GAIN) -> dict[str, int]:
     """Choose GROUP_SPLITS, how many blocks share the heads of a group: those that are done first; nothing for 1.
 
-    A block has a step for each head of its share and each tile of rows that sees one of its keys. Packed sequences are
-    taken to be as long as the longest. On an H200, in 124 cases of groups of 4 and 8 heads, with and without a causal
-    mask or a fixed order, it took at most 1.08 times as long as the best number of blocks; on average 1.001 times.
+    Packed sequences are taken to be as long as the longest. On an H200, in 124 cases of groups of 4 and 8 heads, with
+    and without a causal mask or a fixed order, it took at most 1.08 times as long as the best number of blocks; on
+    average 1.001 times.
     """
     _, kv_heads, keys, d = call.arrays["k"].shape
     group = call.heads // kv_heads
     if group == 1 or "dq_accum" in call.arrays or max(call.heads, call.sequences) > launches.MAX_GRID_YZ:
         return {}
     longest = max(call.keys if call.packed else keys, 1)
-    kv_heads *= -(-keys // longest) if call.packed else call.sequences
-    most = _MOST_BLOCKS * limits.persistent_blocks() // (kv_heads * -(-longest // sizes["BLOCK_N"]))
-    tile = sizes["BLOCK_M"], sizes["BLOCK_N"]
-    resident = limits.persistent_blocks() * sizes.get("MIN_BLOCKS", 1)
-    in_turns = "MIN_BLOCKS" not in sizes  # heads, a few together, and the last keys first in a fixed order: 13
-    how = call.window, call.deterministic, in_turns, tiles.round_up(d, 64), resident
-
-    def taken(splits: int) -> float:
-        scratch = 2 * 4 * splits * math.prod(call.arrays["k"].shape) if splits > 1 else 0
-        adds = _SUM_STEPS + _STEPS_OF_A_BYTE * scratch if splits > 1 else 0.0
-        return _steps_until_done(kv_heads * splits, group // splits, call.rows, longest, tile, *how) + adds
-
-    choices = [splits for splits in range(2, min(group, most) + 1) if group % splits == 0]
-    if not choices:
-        return {}
-    best = min(choices, key=taken)
-    return {"GROUP_SPLITS": best} if taken(1) > least_gain * taken(best) else {}
+    shared = _Shared(
+        kv_heads=kv_heads * (-(-keys // longest) if call.packed else call.sequences),
+        group=group,
+        rows=call.rows,
+        keys=longest,
+        tile=(sizes["BLOCK_M"], sizes["BLOCK_N"]),
+        window=call.window,
+        deterministic=call.deterministic,
+        in_turns="MIN_BLOCKS" not in sizes,  # in 13, with the last keys first in a fixed order
+        columns=tiles.round_up(d, 64),
+        resident=limits.persistent_blocks() * sizes.get("MIN_BLOCKS", 1),
+        split_bytes=2 * 4 * math.prod(call.arrays["k"].shape),
+    )
+    splits = _best_splits(shared, _MOST_BLOCKS * limits.persistent_blocks(), least_gain)
+    return {"GROUP_SPLITS": splits} if splits > 1 else {}
 
 
 @functools.lru_cache(maxsize=256)
-def _steps_until_done(
-    heads: int,
-    group: int,
-    rows: int,
-    keys: int,
-    tile: tuple[int, int],
-    window: tuple[int, int],
-    deterministic: bool,
-    in_turns: bool,
-    columns: int,
-    resident: int,
-) -> float:
+def _best_splits(shared: _Shared, most_blocks: int, least_gain: float) -> int:
+    """Return the number of splits whose blocks and sum are done first; 1 if that is not `least_gain` times as fast."""
+    group, most = shared.group, most_blocks // (shared.kv_heads * -(-shared.keys // shared.tile[1]))
+    choices = [splits for splits in range(2, min(group, most) + 1) if group % splits == 0]
+    if not choices:
+        return 1
+    row_tiles = _row_tiles(shared)
+    total, longest = sum(row_tiles), max(row_tiles)
+
+    def adds(splits: int) -> float:
+        return _SUM_STEPS + _STEPS_OF_A_BYTE * splits * shared.split_bytes if splits > 1 else 0.0
+
+    def at_least(splits: int) -> float:
+        """Return the longest block's steps, or the mean of all multiprocessors' if that is more."""
+        heads = group // splits
+        steps = shared.kv_heads * splits * (heads * total + _BLOCK_STEPS * len(row_tiles))
+        return max(heads * longest + _BLOCK_STEPS, steps / shared.resident) + adds(splits)
+
+    def taken(splits: int) -> float:
+        return _steps_until_done(shared, splits, row_tiles) + adds(splits)
+
+    best, least = 1, math.inf
+    for splits in sorted(choices, key=at_least):
+        if at_least(splits) >= least:
+            break
+        if (steps := taken(splits)) < least:
+            best, least = splits, steps
+    return best if at_least(1) > least_gain * least or taken(1) > least_gain * least else 1
+
+
+def _row_tiles(shared: _Shared) -> list[int]:
+    """Count the tiles of rows that see each tile of keys."""
+    (block_m, block_n), (left, right), rows = shared.tile, shared.window, shared.rows
+    first = np.arange(0, shared.keys, block_n) - (shared.keys - rows)  # the row that the first key of a tile is for
+    begin = np.maximum(first - right, 0) // block_m if right >= 0 else 0
+    end = np.minimum(first + block_n + left, rows) if left >= 0 else np.full_like(first, rows)
+    return np.maximum(-(-end // block_m) - begin, 0).tolist()
+
+
+def _steps_until_done(shared: _Shared, splits: int, row_tiles: Sequence[int]) -> float:
     """Start blocks in the kernels' order, `resident` at a time; return after how many steps the last one is done.
 
-    Args:
-        heads: of dK and dV, each with `group` heads of Q. tile: of rows and keys. in_turns: a few heads together, one
-            group of them after the other. columns: of a row of Q, padded.
+    Multiprocessors that are free at the same time are counted, not listed. If there are many tiles of keys, neighbours
+    form runs of equally long blocks.
     """
-    (block_m, block_n), (left, right) = tile, window
-    n_tiles = -(-keys // block_n)
-    steps = []
-    for first in range(0, keys, block_n):
-        first_row = max(first - (keys - rows + right), 0) if right >= 0 else 0
-        end = min(first + block_n - (keys - rows - left), rows) if left >= 0 else rows
-        steps.append(group * max(-(-end // block_m) - first_row // block_m, 0) + _BLOCK_STEPS)
-    together = heads
-    if in_turns and (deterministic or right >= 0):
-        of_a_head = 4 * 2 * columns * max(rows, 1) * group
-        together = max(_TURN_BLOCKS // n_tiles if deterministic else _L2_BYTES // of_a_head, 1)
-    free = [0.0] * resident
+    heads, group, n_tiles, right = shared.kv_heads * splits, shared.group // splits, len(row_tiles), shared.window[1]
+    deterministic, together = shared.deterministic, heads
+    if shared.in_turns and (deterministic or right >= 0):
+        of_a_head = 4 * 2 * shared.columns * max(shared.rows, 1) * group
+        together = min(max(_TURN_BLOCKS // n_tiles if deterministic else _L2_BYTES // of_a_head, 1), heads)
+    of_a_run = max(min(n_tiles // 8, n_tiles * -(-heads // together) // _RUNS), 1)  # tiles
+    if not deterministic and min(row_tiles) == max(row_tiles):
+        of_a_run, together = n_tiles, heads
+    parts = [row_tiles[i : i + of_a_run] for i in range(0, n_tiles, of_a_run)]
+    runs = [(len(part), group * sum(part) / len(part) + _BLOCK_STEPS) for part in parts]
+    free = {0.0: shared.resident}  # how many multiprocessors are free from when on
+    times = [0.0]  # a heap of them
     for first in range(0, heads, together):
         some = min(together, heads - first)
-        last_first = in_turns and deterministic and right >= 0 and first + some < heads
-        before = [0.0] * some  # when the last block of each head was done, before which none after it is
-        for own in reversed(steps) if last_first else steps:
-            for head in range(some):
-                done = free[0] + own
+        last_first = shared.in_turns and deterministic and right >= 0 and first + some < heads
+        before: list[tuple[float, int]] = []  # in a fixed order: when how many blocks that others wait for were done
+        for tiles_of_run, steps in reversed(runs) if last_first else runs:
+            left, ends, waited_for = some * tiles_of_run, [], iter(before)
+            earliest, of_these = 0.0, 0
+            while left:
+                if before and not of_these:
+                    earliest, of_these = next(waited_for)
+                begin, end = times[0], times[0] + steps
+                count = free[begin] if free[begin] < left else left
+                if before:
+                    count = min(count, of_these)
+                    of_these -= count
+                    end = max(end, earliest + (right < 0) * of_a_run)
+                if count == free[begin]:
+                    del free[heapq.heappop(times)]
+                else:
+                    free[begin] -= count
+                if end in free:
+                    free[end] += count
+                else:
+                    free[end] = count
+                    heapq.heappush(times, end)
+                left -= count
                 if deterministic:
-                    before[head] = done = max(done, before[head] + (right < 0))
-                heapq.heapreplace(free, done)
+                    ends.append((end, count))
+            if tiles_of_run == of_a_run:
+                before = ends
     return max(free)
 
 
@@ -467,12 +535,22 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     return {**how, **shares, **sizes}
 
 
-def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
-    """Choose it where most multiprocessors get a block: backward_mma has smaller tiles for less.
+# By head_dim: keys of all heads, without a mask and with one, from which on it is faster than backward_mma's smaller
+# tiles, which more multiprocessors share. With fewer it took 1.01 to 1.39 times as long, with more 0.55 to 1.05 times.
+_HOPPER_BACKWARD_FROM = {32: (8192, 12288), 64: (6144, 8704), 128: (5120, 8704)}
 
-    Blocks share the heads of a group, so all_keys are those of all heads of Q.
+
+def _hopper_by_default(size: CallSize) -> bool:
+    """Choose it where it is faster than backward_mma on an H200.
+
+    In 677 shapes of up to 16,384 keys of all heads the choice takes 1.009 times as long as the faster of the two, on
+    average; by the number of keys alone it was 1.16. Backward_mma has no smaller tiles for groups that blocks share, in
+    a fixed order and above head_dim 128. With a derivative of scores, tiles are half as high here.
     """
-    return device.ON_GPU and all_keys >= 12288
+    if size.grouped or size.deterministic or size.head_dim > 128:
+        return device.ON_GPU and (size.all_rows >= 2048 or size.deterministic)
+    keys = tiles.entry(_HOPPER_BACKWARD_FROM, size.head_dim)[size.masked]
+    return device.ON_GPU and size.all_rows >= keys * (1 + size.derivative)
 
 
 TILE_MAIL_BYTES = 48  # of hopper_backward_persistent.cuh

@@ -14,7 +14,7 @@ from helpers import device
 from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call
 from helpers.attention.ladder.launch import Launch, Part
-from helpers.attention.ladder.stage import Stage, Tuning
+from helpers.attention.ladder.stage import CallSize, Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import KB, Sizes
 from helpers.engine.nvrtc import why_no_cute
@@ -210,7 +210,7 @@ FLASH_CUTE = Stage(
     file="12_cute.cu",
     idea="07 in CuTe: its layouts, TiledCopy and TiledMMA",
     # flash_mma computes the same, and compiles in a second.
-    tuning=Tuning(pick_cute, by_default=lambda rows, all_rows, head_dim: False),
+    tuning=Tuning(pick_cute, by_default=lambda size: False),
     features=PLAIN | {"rotary"},
     shared_bytes=mma_shared_bytes,
     unavailable=why_no_cute,
@@ -266,13 +266,13 @@ def tf32_shared_bytes(sizes: Sizes) -> int:
     return 128 * -(-sizes["HEAD_DIM"] // 32) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
 
 
-def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+def _tf32_by_default(size: CallSize) -> bool:
     """Choose it where it was faster than heads_and_masks on an H200: 0.85× with 4096 rows in all, 1.4× with 8192.
 
     At head_dim 256 it was slower. On the CPU engine, calls that name no stage get heads_and_masks, so that notebooks'
     outputs do not change.
     """
-    return device.ON_GPU and all_rows >= 8192 and head_dim <= 128
+    return device.ON_GPU and size.all_rows >= 8192 and size.head_dim <= 128
 
 
 TF32 = Stage(
