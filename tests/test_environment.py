@@ -188,14 +188,13 @@ def imports_of(name: str) -> list[tuple[str, int, bool]]:
     return Imports(ast.parse(SOURCES[name], filename=name)).imports
 
 
-@pytest.mark.parametrize("where", sorted({where.partition(" cell ")[0] for where in SOURCES}))
-def test_all_that_is_imported_is_listed(where: str) -> None:
+def test_all_that_is_imported_is_listed() -> None:
     required = listed()
-    parts = [name for name in SOURCES if name.partition(" cell ")[0] == where]
     missing = [
         f"{name}, line {line}: {module}"
-        for name in parts
+        for name in SOURCES
         for module, line, allowed in imports_of(name)
+        for where in [name.partition(" cell ")[0]]
         if not allowed and not distributions(module) & required.keys()
         if not (where in FOR_PYTORCH and module in OPTIONAL)
         if module not in OF_THE_PACKAGE.get(where, ())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from helpers.bench import gpus, study
-from helpers.site import web_address
+from helpers.site import listing, web_address
 from helpers.site.readme_pages import toctree
 
 FOLDER = "measured"
@@ -82,12 +83,11 @@ def _of_gpu(name: str, record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(results: list[Mapping[str, Any]]) -> Iterator[str]:
+def _table(results: list[Mapping[str, Any]]) -> list[str]:
     shown = [_row(result) for result in results]
     kept = [i for i in range(len(COLUMNS)) if any(row[i] for row in shown)]
-    yield f"| {' | '.join(COLUMNS[i] for i in kept)} |"
-    yield f"|{'|'.join('---' if COLUMNS[i] in ('name', 'type', 'mask', 'note') else '---:' for i in kept)}|"
-    yield from (f"| {' | '.join(row[i] for i in kept)} |" for row in shown)
+    rows = ([html.escape(row[i]) for i in kept] for row in shown)
+    return listing.table([COLUMNS[i] for i in kept], rows, left=("name", "type", "mask", "note"))
 
 
 def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{(result['ms_max'] - result['ms_min']) / result['ms']:.1%}",
         f"{result['tflops']:.3g}" if result.get("tflops") else "",
         f"{result['max_error']:.1e}" if result.get("max_error") is not None else "",
-        "; ".join(words).replace("|", "\\|").replace("_", "\\_").replace("*", "\\*"),
+        "; ".join(words),
     )
 
 
