@@ -6,9 +6,7 @@
 // Limit    no bank conflict
 #include "ptx.cuh"
 
-// A row in shared memory has 64 numbers and 8 of padding, so that the same columns of 8 rows are in
-// different banks.
-constexpr int STRIDE = 72;
+constexpr int STRIDE = 72;  // a row: 64 numbers and 8 of padding, so 8 rows are in different banks
 
 // The warp copies 16 rows from `first` on; rows past the end become zeros.
 __device__ void load_tile(__half (*tile)[STRIDE], const __half* source, int first, int end) {
