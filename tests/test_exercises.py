@@ -161,11 +161,11 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
-    Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "compile"),
-    Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "compile"),
-    Mistake("acc[c] / l_i;", "acc[c] / end;", COMPILES, "cell:5", "compile"),
-    Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "compile"),
-    Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "compile"),
+    Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "semicolon"),
+    Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "undeclared"),
+    Mistake("acc[c] / l_i;", "acc[c] / end;", COMPILES, "cell:5", "undeclared"),
+    Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "signature"),
+    Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "signature"),
     Mistake("return (size_t)j * N + row;", ";", COMPILES, "ends without a return", "return"),
     Mistake("if (row >= N) return;", "", FIRST, "illegal read of Q[", "crash"),
     Mistake("if (row >= N) return;", "", XRAY, "out of bounds: ", "crash"),
