@@ -714,6 +714,17 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
     assert stages == ["first", "last", "first", "last"] and len(record["notes"]) == 1
 
 
+def test_peers_without_a_gpu_are_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README names this command, and the CPU engine would take hours for the shapes of a GPU's record."""
+    monkeypatch.setattr(command, "ON_GPU", False)
+    monkeypatch.setattr(command, "plan", lambda *_, **__: pytest.fail("it measures"))
+    with pytest.raises(SystemExit):
+        command.bench(["--peers"])
+    assert "there is no GPU here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [

@@ -109,7 +109,7 @@ def test_the_skeleton_compiles_runs_and_fails(name: str) -> None:
     result = grade(name, skeleton(name), seed=zlib.crc32(name.encode()))
     assert not result and result.rows[COMPILES].passed, result.text
     assert result.symptom not in ("crash", "null", "never ends"), result.text
-    assert "Hint 1 of " in result.text and len(result.text.splitlines()) <= 14, result.text
+    assert "Hint 1 of " in result.text and len(result.text.splitlines()) <= 18, result.text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,11 +161,11 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
-    Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "compile"),
-    Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "compile"),
-    Mistake("acc[c] / l_i;", "acc[c] / end;", COMPILES, "cell:5", "compile"),
-    Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "compile"),
-    Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "compile"),
+    Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "semicolon"),
+    Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "undeclared"),
+    Mistake("acc[c] / l_i;", "acc[c] / end;", COMPILES, "cell:5", "undeclared"),
+    Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "signature"),
+    Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "signature"),
     Mistake("return (size_t)j * N + row;", ";", COMPILES, "ends without a return", "return"),
     Mistake("if (row >= N) return;", "", FIRST, "illegal read of Q[", "crash"),
     Mistake("if (row >= N) return;", "", XRAY, "out of bounds: ", "crash"),
@@ -187,7 +187,7 @@ def test_a_mistake_is_told_in_a_few_lines(mistake: Mistake) -> None:
     result = grade(COALESCED, text)
     assert mistake.row in result.failed() and mistake.words in result.text, result.text
     assert result.symptom == mistake.symptom, result.text
-    assert "Traceback" not in result.text and len(result.text.splitlines()) <= 14, result.text
+    assert "Traceback" not in result.text and len(result.text.splitlines()) <= 18, result.text
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,8 @@ def test_an_endless_loop_is_stopped_and_its_line_told(loop: str, monkeypatch: py
     line = next(i for i, one in enumerate(text.splitlines(), start=2) if loop in one)
     result = grade(COALESCED, text)
     assert result.failed() == [FIRST] and result.symptom == "never ends"
-    assert re.search(rf"stopped after 0.5 s: .* at cell:({line - 3}|{line}|{line + 1})\n", result.text), result.text
+    said = " ".join(result.text.split())  # whatever the breaks between its lines
+    assert re.search(rf"stopped after 0.5 s: .* at cell:({line - 3}|{line}|{line + 1}) ", said), result.text
 
 
 def test_a_cell_that_never_ends_in_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

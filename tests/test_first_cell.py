@@ -50,6 +50,20 @@ def test_a_missing_name_may_be_of_a_cell_that_was_jumped_over(
     assert "Arrow keys jump over folded cells" in capsys.readouterr().out
 
 
+def test_a_question_takes_the_place_of_all_that_its_cell_shows(
+    events: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared = SimpleNamespace(clear_output=lambda: print("[cleared]"))
+    monkeypatch.setitem(sys.modules, "IPython.display", cleared)
+    for error, shown in ((None, "[cleared]\nWhat is your guess?\n"), (ValueError("no"), "")):
+        first_cell.show_instead("a line of a cell that was interrupted")
+        events["pre_run_cell"](SimpleNamespace(raw_cell="x"))
+        first_cell.show_instead("What is your guess?")
+        result = SimpleNamespace(info=SimpleNamespace(raw_cell="x"), success=error is None, error_in_exec=error)
+        events["post_run_cell"](result)
+        assert capsys.readouterr().out == shown
+
+
 def test_elsewhere_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_cell, "_watched", [])
     first_cell.watch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -28,7 +29,10 @@ EXTENSION = ROOM / "labextensions" / "cuda-cells"
 def test_its_files() -> None:
     package = json.loads((EXTENSION / "package.json").read_text())
     build = package["jupyterlab"]["_build"]
-    entry = (EXTENSION / build["load"]).read_text()
+    path, _, version = build["load"].partition("?")
+    entry = (EXTENSION / path).read_text(encoding="utf-8")
+    digest = hashlib.sha256(entry.encode()).hexdigest()[:8]
+    assert version == digest, f'in package.json: "load": "{path}?{digest}", else browsers keep an older file'
     assert package["name"] == EXTENSION.name and f'_JUPYTERLAB["{package["name"]}"]' in entry
     assert f'"{build["extension"]}"' in entry, "the module that JupyterLab asks for"
 
@@ -100,6 +104,26 @@ def test_jupyterlab_finds_it() -> None:
     assert "enabled" in line and "OK" in line
 
 
+def test_no_question_about_news_covers_the_first_notebook() -> None:
+    settings = pytest.importorskip("jupyterlab_server").config.get_page_config([str(ROOM / "labextensions")])
+    assert settings["disabledExtensions"] == ["@jupyterlab/apputils-extension:announcements"]
+
+
+def test_the_label_of_a_folded_cell() -> None:
+    """No folded answer shows its own first line, which may be half of the answer; other folded cells have no label."""
+    labels = dict(re.findall(r'\[/(.*)/m, "(.*)"\]', (EXTENSION / "static" / "remoteEntry.js").read_text()))
+    assert list(labels.values()) == ["the answer", "set-up: run this cell first"]
+    answer, set_up = labels
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+        sources = ["".join(cell["source"]) for cell in cells]
+        assert [cell["id"] for cell, text in zip(cells, sources, strict=True) if re.search(set_up, text, re.M)] == [
+            "setup"
+        ]
+        answers = [text for text in sources if ".answer(" in text]
+        assert answers and all(re.search(answer, text, re.M) for text in answers)
+
+
 def test_jupyter_path() -> None:
     ours = str(ROOM)
     assert commands.with_our_extension("") == ours
@@ -164,6 +188,8 @@ const { chromium } = require(playwright);
   await page.evaluate(() =>
     jupyterapp.shell.currentWidget.content.widgets[4].node.querySelector(".jp-Placeholder").click());
   await output(4, "first make a guess");
+  told.label = await page.evaluate(() => getComputedStyle(jupyterapp.shell.currentWidget.content.widgets[4].node
+    .querySelector(".jp-InputPlaceholder .jp-PlaceholderText"), "::after").content);
   told.folded = await page.evaluate(() => jupyterapp.shell.currentWidget.content.widgets[4].inputHidden);
   await page.goto(url + "/lab/tree/kernel.cu");
   await page.waitForFunction(() => document.querySelector(".jp-FileEditor .cuda-qualifier"));
@@ -238,6 +264,7 @@ def test_in_a_browser(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert seen["words"] == ["%%cuda 00_x", "__global__", "threadIdx"], "and none in the comment"
     assert seen["became"][1] == "text/x-cuda" and seen["back"][1] == "text/x-ipython"
     assert min(seen["widths"]) > 80, "there is room for the number"
+    assert seen["label"] == '"the answer"'
     assert seen["folded"], "a click on a folded answer runs it, and its source stays folded"
     assert seen["typed"].splitlines()[1] == "// note", "the magic is no statement that goes on"
     assert seen["typed"].splitlines()[3].strip() == "return 1;" and seen["typed"].splitlines()[-1] == "int g;"

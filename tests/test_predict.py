@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.engine import first_build
+from helpers.lesson import first_cell
 from helpers.lesson import predict as module
 from helpers.lesson.exercises import progress
 from helpers.lesson.predict import board, predict
@@ -112,6 +113,8 @@ def test_the_box_to_type_into(
     assert isinstance(line, widgets.Text) and not line.continuous_update and "S</b> (GiB)" in label.value
     line.value = "1,024"
     assert asked.guess == 1024 and note.value == "noted: 1,024 GiB"
+    predict("S", unit="GiB")
+    assert shown.pop().children[1].children[0].value == "1024"
     for wrong, says in (("many", "a number, please"), ("1e999", "expected a number"), ("1,0000", "three digits")):
         line.value = wrong
         assert asked.guess == 1024 and says in note.value
@@ -119,10 +122,12 @@ def test_the_box_to_type_into(
     assert asked.guess is None and note.value == ""
     assert "course-show-answer" in button._dom_classes and button.layout.display == "none"
     choice = predict("which", choices=("x", "y"))
-    shown.pop().children[1].children[0].value = "y"
-    assert choice.guess == "y"
+    buttons = shown.pop().children[1].children[0]
+    buttons.value = "y"
+    assert choice.guess == "y" and buttons.style.button_width == "auto", "all of a choice can be read"
+    monkeypatch.setattr(first_cell, "_instead", [])
     asked.answer(16)
-    assert "first make a guess" in capsys.readouterr().out
+    assert "first make a guess" in first_cell._instead[0] and capsys.readouterr().out == ""
     asked.answer(16)
     assert capsys.readouterr().out == "S: 16 GiB. No guess yet.\n"
 

@@ -114,7 +114,9 @@ def bench(argv: Sequence[str] = ()) -> int:
         readme.write()
         print(f"written: {readme.README.name}, {readme.PLOT.name}")
         return 0
-    if options.peers and ON_GPU and peers.torch_on_gpu() is None:
+    if options.peers and not ON_GPU:
+        parser.error("--peers: there is no GPU here; `ladder` checks and times the stages on this machine")
+    if options.peers and peers.torch_on_gpu() is None:
         parser.error("--peers: PyTorch is not installed, or sees no GPU")
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE")

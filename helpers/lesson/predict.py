@@ -8,8 +8,9 @@
     board()                                                           # at the end of a notebook: all of its guesses
 
 In JupyterLab, where ipywidgets is installed, `predict` also shows a box to type the guess into, and `answer` asks once
-for a missing guess. Nothing ever waits for a guess: run again, or elsewhere, `answer` prints what was computed. In
-JupyterLab guesses are saved with the solved exercises (`exercises/progress.py`), for restarted kernels.
+for a missing guess, in place of all that its cell shows. Nothing ever waits for a guess: run again, or elsewhere,
+`answer` prints what was computed. In JupyterLab guesses are saved with the solved exercises
+(`exercises/progress.py`), for restarted kernels.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ class Prediction:
             value = value if isinstance(value, int) else float(value)  # also for NumPy's numbers
         if self.guess is None and self.value is None and first_build.in_jupyterlab():
             self.value = value
-            print(f"{self.name}: first make a guess, in the cell above; any number is better than none.")
-            print("Then run this cell again. Without a guess, too, it then says the answer.")
+            # The cell computes the answer before it calls this, and often prints or draws it.
+            first_cell.show_instead(f"{self.name}: first make a guess, in the cell above; any is better than none.")
+            first_cell.show_instead("Then run this cell again: with a guess or without, it shows the answer.")
             return
         self.value = value
         self._keep()
@@ -233,9 +235,9 @@ def _shown_line(asked: Prediction) -> bool:
     label = ipywidgets.HTML(f"<b>{html.escape(asked.name)}</b>{f' ({html.escape(asked.unit)})' if asked.unit else ''}")
     if asked.choices:
         value = asked.guess if asked.guess in asked.choices else None
-        line = ipywidgets.ToggleButtons(options=asked.choices, value=value)
+        line = ipywidgets.ToggleButtons(options=asked.choices, value=value, style={"button_width": "auto"})
     else:
-        value = "" if asked.guess is None else str(asked.guess)
+        value = "" if asked.guess is None else str(asked.guess).removesuffix(".0")
         wide = ipywidgets.Layout(width="10em")
         line = ipywidgets.Text(value=value, placeholder="your guess", continuous_update=False, layout=wide)
     note = ipywidgets.Label("" if asked.guess is None else f"noted: {asked.text(asked.guess)}")

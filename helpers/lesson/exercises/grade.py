@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import textwrap
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -19,6 +20,7 @@ from helpers.xray import Report
 SECONDS = 10.0  # the time limit of a block of an exercise
 
 _WIDTH = max(map(len, ROWS)) + 2
+_COLUMNS = 100  # what JupyterLab shows without a break beside its list of files, in a window of 1280 pixels
 _MOST_LINES = 6  # shown of one row's reasons
 
 
@@ -55,12 +57,22 @@ def table(rows: dict[str, Row]) -> str:
     for title, row in rows.items():
         mark = {True: "[PASS]", False: "[FAIL]", None: "[    ]"}[row.passed]
         reasons = row.lines if row.passed is not None else row.lines or ["not tried"]
-        first, *others = reasons or [""]
+        hidden = len(reasons) - 1 - _MOST_LINES
+        shown = reasons if hidden <= 0 else [*reasons[: 1 + _MOST_LINES], f"... and {hidden} more lines"]
+        first, *others = [part for line in shown for part in _wrapped(line)] or [""]
         lines.append(f"{mark} {title:<{_WIDTH}}{first}".rstrip())
-        hidden = len(others) - _MOST_LINES
-        shown = others if hidden <= 0 else [*others[:_MOST_LINES], f"... and {hidden} more lines"]
-        lines += [f"{'':7}{'':<{_WIDTH}}{line}".rstrip() for line in shown]
+        lines += [f"{'':7}{'':<{_WIDTH}}{line}".rstrip() for line in others]
     return "\n".join(lines)
+
+
+def _wrapped(line: str) -> list[str]:
+    """Break a reason between words, so that no line of the table is wider than a notebook; quoted code stays whole."""
+    if re.match(r" *\d* \| | *\^", line):
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    room = _COLUMNS - len("[PASS] ") - _WIDTH
+    wrapped = textwrap.wrap(line, room, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+    return wrapped or [line]
 
 
 def _repeats(row: Row, earlier: Row) -> bool:
@@ -143,6 +155,8 @@ def _rows(trial: Trial) -> dict[str, Row]:
         exercise.grade(trial)
     rows = dict(trial.rows)
     wrong = any(rows[title].passed is False for title in (COMPILES, FIRST, AWKWARD))
+    if wrong and rows[COMPILES].passed and not trial.on_gpu:
+        trial.warn()
     if trial.has_awkward_sizes is False:
         del rows[AWKWARD]
     if trial.on_gpu or not exercise.calls("launch"):
@@ -173,6 +187,8 @@ _STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the
 
 def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
     """List the symptoms of the failed rows: the X-ray's first, since they may explain those of a wrong result."""
+    if rows.get(COMPILES, Row()).passed and rows[COMPILES].symptoms:  # a slip that the compiler takes
+        return rows[COMPILES].symptoms
     failed = [row for row in rows.values() if row.passed is False]
     xrayed = rows.get(XRAY, Row())
     if xrayed.passed is False and ("overrun" in failed[0].symptoms or not _STOPS & set(failed[0].symptoms)):

@@ -59,6 +59,33 @@ _OF_REFUSAL = {
     "no header": r"\b(?:u?int(?:8|16|32|64)_t|INT_MAX|UINT_MAX|FLT_MAX|FLT_MIN|FLT_EPSILON|M_PI|M_LOG2E|assert)\b",
 }
 
+# What the first error means, where its message and the line that it quotes say so, for people who know Python: each
+# pattern in the words of g++, clang and NVRTC.
+_PYTHON = r"and|as|def|elif|False|in|is|len|None|not|or|pass|print|range|self|then|True"
+_OF_FIRST_ERROR = {
+    "comment": r"(?:invalid|unrecognized) preprocessing directive|stray .#|empty character constant",
+    "python": r"""expected\W+(?:a ")?\(|@|[\w)\]] *\*\*|\|.*[^\s;{}].* (?:if|for)\b.*(?:else|in)\b"""
+    rf"""|["'‘](?:{_PYTHON})["'’] (?:was not declared|is undefined)|(?:identifier|before) ["'‘](?:{_PYTHON})["'’]""",
+    "semicolon": r"""expected .*;\W+(?:before|after|at)|expected a ";\"""",
+    "part": r"\|.*\b(?:threadIdx|blockIdx|blockDim|gridDim)\b(?! *\.)",
+    "undeclared": r"was not declared|undeclared identifier|is undefined",
+    "read only": r"read-only|const-qualified|modifiable lvalue",
+    "no value": r"return-statement with a value|should not return a value|return value type does not match",
+    "length": r"variable.length|[Ss]ize of .* constant|must have a constant value|not an integral constant",
+    "arguments": r"no matching function|no instance of|too (?:few|many) arguments",
+    "one index": r"array subscript|pointer-to-object|subscripted value",
+    "signature": r"has no kernel",
+}
+
+# What a compiler accepts with a warning, or without one, and a kernel with wrong results may not have meant.
+_OF_WARNING = {
+    "chain": r"comparisons? like|chained comparison",
+    "assignment": r"assignment.*(?:as truth value|as a condition)",
+    "no effect": r"no effect|result unused|is not used",
+}
+_PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_EMPTY_BODY = re.compile(rf"\b(?:if|for)\s*{_PARENTHESES}\s*;")
+
 
 class Failure(NamedTuple):
     """A failure: the lines that report it, and its symptoms, the most telling one first."""
@@ -178,8 +205,32 @@ def of_refusal(message: str) -> tuple[str, ...]:
     """List the symptoms in a compiler's message, from what it quotes and its lines of the source."""
     if "static __shared__ memory" in message:
         return ("shared memory",)
-    errors = "\n".join(line for line in message.splitlines() if "error" in line)
-    return (*(symptom for symptom, pattern in _OF_REFUSAL.items() if re.search(pattern, errors)), "compile")
+    lines = message.splitlines()
+    places = [number for number, line in enumerate(lines) if "error" in line]
+    errors = "\n".join(lines[place] for place in places)
+    first = "\n".join(lines[places[0] : places[0] + 2]) if places else message
+    patterns = [(symptom, pattern, errors) for symptom, pattern in _OF_REFUSAL.items()]
+    patterns += [(symptom, pattern, first) for symptom, pattern in _OF_FIRST_ERROR.items()]
+    return (*(symptom for symptom, pattern, text in patterns if re.search(pattern, text)), "compile")
+
+
+def of_warnings(message: str, code: str, plain: str) -> Failure | None:
+    """Describe what a text with wrong results may not mean: its first empty body, else the compiler's first warning.
+
+    Returns None if there is neither.
+
+    Args:
+        message: the compiler's warnings. code: the learner's text. plain: the same without comments.
+    """
+    if empty := _EMPTY_BODY.search(plain):
+        line = plain.count("\n", 0, empty.end()) + 2  # the magic is line 1
+        words = f"cell:{line}: warning: a semicolon ends this statement"
+        return Failure([words, *quoted(code, "cell", line)], ("empty body",))
+    for words in re.findall(r"^cell:\d+: warning: (?!.*(?:signedness|different signs)).*", message, re.M):
+        symptoms = tuple(symptom for symptom, pattern in _OF_WARNING.items() if re.search(pattern, words))
+        line = int(words.split(":")[1])
+        return Failure([re.sub(r" \[-W.*", "", words), *quoted(code, "cell", line)], symptoms)
+    return None
 
 
 def of_error(error: Exception, seconds: float, code: str) -> Failure:
@@ -235,7 +286,8 @@ def read(file: Path) -> dict[str, Hints]:
 # In order: the n-th failing try with this symptom reads the n-th hint.
 GENERIC = read(Path(__file__).with_suffix(".txt"))["any exercise"]
 
-_OF_THE_TEXT = ("compile", "return", "infinity", "std", "no header")  # no hints about the solution: nothing has run yet
+# No hints about the solution, since nothing has run yet, or its text says something else than its author means.
+_OF_THE_TEXT = ("compile", "return", *_OF_REFUSAL, *_OF_FIRST_ERROR, "empty body", *_OF_WARNING)
 _SAY_ALL = ("one key", "zero score", "overrun")  # the general hint names the mistake
 _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # the exercise's own OTHERWISE says more
 

@@ -149,6 +149,7 @@ class Trial:
         self._zero_row = -1  # the row of `inputs`' last q whose scores are all 0
         self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
+        self._modules: list[engine.RawModule] = []  # of these kernels, on the CPU
         self._printed: dict[str, str] = {}  # by size: what the kernel printed
         self._wrong_at = ""  # the first wrong size
         self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
@@ -274,7 +275,7 @@ class Trial:
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
-            self._stop(COMPILES, str(error).strip().splitlines(), "compile")
+            self._stop(COMPILES, str(error).strip().splitlines(), "signature", "compile")
         except Exception as error:
             failure = hints.of_error(error, self._timeout, self.code)
             reasons = failure.symptoms
@@ -419,6 +420,7 @@ class Trial:
         # The CPU engine checks arguments itself; on a GPU the typed launch does.
         if self.on_gpu:
             return kernel.typed(module, name, text)
+        self._modules.append(module)
         warned = io.StringIO()
         # The host compiler compiles the text again for its warnings; kernels, which return nothing, cannot cause this
         # one.
@@ -431,6 +433,15 @@ class Trial:
         if place:
             self._stop(COMPILES, [f"{place[1]}: a function that returns a value ends without a return"], "return")
         return module.get_function(name)
+
+    def warn(self) -> None:
+        """Add to the first row what the compiler warns of, or what looks like a slip, for a text with wrong results."""
+        warned = io.StringIO()
+        for kernel_module in self._modules[:1]:
+            with contextlib.suppress(engine.CompileError):
+                self.xp.RawModule(code=kernel_module.code, options=kernel_module.options).compile(warned)
+        if failure := hints.of_warnings(warned.getvalue(), self.code, self.plain):
+            self.rows[COMPILES].lines, self.rows[COMPILES].symptoms = failure
 
     def _ask_nvrtc(self, options: tuple[str, ...]) -> None:
         """Stop if NVRTC is installed and rejects the text that the CPU engine accepts."""

@@ -118,9 +118,23 @@
     follow();
   }
 
+  // What stands for a folded source. JupyterLab shows its first line, which may be half of the answer.
+  const LABELS = [
+    [/^ *\w+\.answer\(/m, "the answer"],
+    [/^ +import helpers$/m, "set-up: run this cell first"],
+  ];
+
+  function labelFolded({ model, node }) {
+    const source = model.sharedModel.getSource();
+    const label = model.type === "code" && LABELS.find(([pattern]) => pattern.test(source));
+    node.classList.toggle("course-folded", Boolean(label));
+    node.style.setProperty("--course-label", label ? `"${label[1]}"` : null);
+  }
+
   function followNotebook(panel) {
     const known = new WeakSet();
     const all = () => {
+      panel.content.widgets.forEach(labelFolded);
       for (const cell of panel.content.model?.cells ?? []) {
         if (cell.type !== "code" || known.has(cell)) continue;
         known.add(cell);
@@ -147,15 +161,13 @@
   }
 
   // A guess's button runs the cell with its answer, and before it what lies between and may compute it. A click on a
-  // folded answer runs that cell, where it would otherwise show its source.
+  // cell that stands for its label runs it, where it would otherwise show its source.
   async function showAnswer(app, tracker, event) {
     const cells = tracker.currentWidget?.content;
     const index = cells?.widgets.findIndex((cell) => cell.node.contains(event.target)) ?? -1;
     if (index < 0) return;
     const byButton = event.target.closest(".course-show-answer");
-    const { model } = cells.widgets[index];
-    const isFolded = event.target.closest(".jp-Placeholder") && model.id.endsWith("-answer") && !model.executionCount;
-    if (!byButton && !isFolded) return;
+    if (!byButton && !event.target.closest(".course-folded .jp-InputPlaceholder")) return;
     event.preventDefault();
     event.stopPropagation();
     const buttons = [...cells.widgets[index].node.querySelectorAll(".course-show-answer")];
@@ -169,13 +181,19 @@
   }
 
   // What JupyterLab's own style lacks. Words are broken between words, and kernels, which are wider than a narrow
-  // window, scroll and keep their indentation. The first line of a folded output is cut where the notebook ends. Figures
+  // window, scroll and keep their indentation; with an editor's font and no margin, their 100 columns have room in a
+  // window of 1280 pixels. The first line of a folded output is cut where the notebook ends. Figures
   // are drawn for a white page: in a dark theme light and dark change places, and colours stay what they are called.
   const STYLE = `
     .course-show-answer { display: inline-block !important; width: auto; }
     .jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: anywhere !important; }
     .jp-OutputArea-output.jp-RenderedHTMLCommon pre, .jp-OutputArea-output.jp-RenderedHTMLCommon pre code {
       white-space: pre !important; overflow-wrap: normal !important; overflow-x: auto;
+      font-size: var(--jp-code-font-size); line-height: var(--jp-code-line-height); margin: 0;
+    }
+    .course-folded .jp-InputPlaceholder .jp-PlaceholderText { font-size: 0; }
+    .course-folded .jp-InputPlaceholder .jp-PlaceholderText::after {
+      content: var(--course-label); font-size: var(--jp-ui-font-size1);
     }
     .jp-PlaceholderText { display: inline-block; max-width: min(40rem, 60vw); overflow: hidden; text-overflow: ellipsis; }
     body[data-jp-theme-light="false"] .jp-RenderedImage img[src^="data:image/png"] {
