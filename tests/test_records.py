@@ -139,6 +139,7 @@ def test_programs_that_measure_say_in_a_line_what_is_missing(
         assert "error: " in capsys.readouterr().err.splitlines()[-1]
     for module, words in (("decoding", []), ("profile_stages", ["launch"]), ("ring", ["id"]), ("score_mod", [])):
         monkeypatch.setattr(sys, "argv", ["study", *words])
+        monkeypatch.delitem(sys.modules, f"helpers.bench.studies.{module}", raising=False)
         with pytest.raises(SystemExit, match="2"):
             runpy.run_module(f"helpers.bench.studies.{module}", run_name="__main__")
         assert f"study {module} FILE` starts this process, on a GPU" in capsys.readouterr().err
