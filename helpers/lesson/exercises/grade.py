@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 
 from helpers import engine
 from helpers.device import ON_GPU, cp
+from helpers.engine import first_build
 from helpers.engine.nvrtc import CuteMissing
 from helpers.lesson.exercises import hints, holes
 from helpers.lesson.exercises.trial import AWKWARD, COMPILES, EXERCISES, FIRST, LIMIT, ROWS, XRAY, Row, Stopped, Trial
@@ -66,8 +67,8 @@ def table(rows: dict[str, Row]) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Break a reason between words, so that no line of the table is wider than a notebook; quoted code stays whole."""
-    if re.match(r" *\d* \| | *\^", line):
+    """Break a reason between words where JupyterLab would break it at the margin; quoted code stays whole."""
+    if not first_build.in_jupyterlab() or re.match(r" *\d* \| | *\^", line):
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     room = _COLUMNS - len("[PASS] ") - _WIDTH
@@ -148,6 +149,11 @@ def _seconds() -> float:
     return float(os.environ.get("COURSE_CPU_TIMEOUT") or SECONDS) or math.inf
 
 
+def _is_try(name: str, code: str) -> bool:
+    """Check whether a text is a learner's, and not the skeleton as it is."""
+    return code.strip() != holes.skeleton(name).strip()
+
+
 def _rows(trial: Trial) -> dict[str, Row]:
     """Run one trial. Returns the rows that apply to its exercise."""
     exercise = EXERCISES[trial.name]
@@ -155,7 +161,7 @@ def _rows(trial: Trial) -> dict[str, Row]:
         exercise.grade(trial)
     rows = dict(trial.rows)
     wrong = any(rows[title].passed is False for title in (COMPILES, FIRST, AWKWARD))
-    if wrong and rows[COMPILES].passed and not trial.on_gpu:
+    if wrong and rows[COMPILES].passed and not trial.on_gpu and _is_try(trial.name, trial.code):
         trial.warn()
     if trial.has_awkward_sizes is False:
         del rows[AWKWARD]
@@ -173,7 +179,7 @@ def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Gr
     if _passed(rows):
         solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
         return Grade(True, f"{table(rows)}\n{solved}", rows, **more)
-    symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
+    symptoms, is_try = _symptoms(rows), _is_try(name, code)
     failed = [f"{title}: {row.lines[:1]}" for title, row in rows.items() if row.passed is False]
     slip = re.sub(r"\d+", "", " ".join(failed))  # inputs change with every try, so numbers differ
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, slip=slip, counts=is_try) if symptoms else ""
