@@ -1,12 +1,12 @@
 // 16 background: 16_fp8.cu, which transposes V itself, by the warp of each block that has nothing to do.
+// What the first tiles of rows need of V is transposed before the launch.
 //
-// On an H200, without a mask, it is 1.01 to 1.02 times as fast at 4096 keys and 128 or 256 columns; under a
-// causal mask it gained at 64 columns alone.
-//
-// Launch   once clear_counts of 16_transpose.cu; then as 16_fp8.cu
-// Shapes   as 16_fp8.cu; V as 16_transpose.cu reads it. counts: see v_background.cuh. heads_of_v: of all
-//          sequences; together: heads of V whose tiles are needed at the same time
+// Launch   once clear_counts of 16_transpose.cu; then transpose_v of the first heads; then as 16_fp8.cu
+// Shapes   as 16_fp8.cu; v_map: of V, boxes of KEY_BYTES rows. counts: see v_background.cuh. heads: of V, of
+//          all sequences; together: those whose tiles are needed at the same time; transposed: so many of
+//          the first ones are in V_image before the launch, a multiple of `together`
 #define BACKGROUND 1
-#define BACKGROUND_PARAMETERS , const unsigned char *V, int *counts, int heads_of_v, int together
-#define BACKGROUND_ARGUMENTS , V, counts, heads_of_v, together
+#define BACKGROUND_PARAMETERS \
+  , const __grid_constant__ TensorMap v_map, int *counts, int heads, int together, int transposed
+#define BACKGROUND_ARGUMENTS , v_map, counts, heads, together, transposed
 #include "16_fp8.cu"

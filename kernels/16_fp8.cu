@@ -1,9 +1,9 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns, and leave tiles that they do not see.
 //
 // Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
-// time, and then the tensor cores. So they take turns at making weights, for 32 keys at a time, or above
-// 64 columns at issuing products. And a consumer leaves tiles that only later rows of the block see:
-// tiles of rows cost less where a mask or the end of a sequence cuts them, and 10_order.cu deals by that.
+// time, and then the tensor cores. So they take turns at issuing products. And a consumer leaves tiles that
+// only later rows of the block see: tiles of rows cost less where a mask or the end of a sequence cuts
+// them, and 10_order.cu deals by that.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu. See also 16_background.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -13,7 +13,7 @@
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #ifndef TURNS
-#define TURNS (HEAD_DIM <= 64 ? 1 : 2)  // at: 1 the weights, 2 the products; 0: none
+#define TURNS 1  // whether consumers take turns
 #endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
@@ -24,7 +24,8 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
 constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
-constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
+constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, RAW_AT = K_AT + STAGES * K8_BYTES;
+constexpr unsigned V_AT = RAW_AT + BACKGROUND_RAW_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
-    if (warp_id == 3) background.run(dynamic_smem + BACKGROUND_AT, params);
+    if (warp_id == 3) background.run(dynamic_smem + RAW_AT, dynamic_smem + BACKGROUND_AT, params);
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     PipelineState<CONSUMERS> q_stage;
     PipelineState<STAGES> stage;
@@ -160,7 +161,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     while (first > tile.begin && first >= own_end) {
       k_ring.wait_full(stage);
       v_ring.wait_full(stage);
-      // hazard: the leader could release tiles before other warps, still in the epilogue, wait for them
+      // hazard: the leader could release tiles that other warps, still in the epilogue, have not waited for,
+      // and their wait would never end: so it hung on an H200
       named_barrier_sync(my_turn, TURNS ? 256 : 128);
       if (leader) k_ring.release(stage);
       if (leader) v_ring.release(stage);
@@ -169,19 +171,18 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       first -= BLOCK_N;
     }
 
-    if (TURNS == 2) named_barrier_sync(my_turn, 256);
+    if (TURNS) named_barrier_sync(my_turn, 256);
     k_ring.wait_full(stage);
     while (true) {
       // ---- S = Q K^T
       Scores S;
       start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
-      if (TURNS == 2) named_barrier_arrive(next_turn, 256);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
       wgmma_wait<0>();
       wgmma_registers(S);
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      if (TURNS == 1) named_barrier_sync(my_turn, 256);
       const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -197,12 +198,11 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       Weights8 P;
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);
-      if (TURNS == 1) named_barrier_arrive(next_turn, 256);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
-      if (TURNS == 2) named_barrier_sync(my_turn, 256);
+      if (TURNS) named_barrier_sync(my_turn, 256);
       float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
       add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
       PipelineState<STAGES> next_stage = stage;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       stage = next_stage;
       if (first < tile.begin) break;
     }
-    if (TURNS == 2) named_barrier_arrive(next_turn, 256);
+    if (TURNS) named_barrier_arrive(next_turn, 256);
     if (leader) q_ring.release(q_stage);
 
     // ---- epilogue: the rows' sums, lse; divide once

@@ -3,7 +3,8 @@
 // rows, 16_fp8.cu does it in the background instead.
 //
 // Launch   transpose_v: grid (panels of a head's tiles, kv_heads, sequences), packed (panels of all tiles,
-//          kv_heads, 1); block THREADS; SHARED_BYTES, dynamic. clear_counts: one block
+//          kv_heads, 1), or for the first heads of all sequences (panels of a head's tiles, heads, 1);
+//          block THREADS; SHARED_BYTES, dynamic. clear_counts: one block
 // Shapes   V_image [sequences, kv_heads, tiles, HEAD_DIM BLOCK_N], packed [kv_heads, tiles, ...]: see
 //          v_image.cuh. Keys past the end of a sequence are zeros, whatever lies behind it in V
 // Traffic  reads V once, writes as many bytes
@@ -21,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
     const AttentionParams params) {
   // ---- the panel of this block
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
-  int tile = blockIdx.x / PANELS_OF_TILE, sequence = blockIdx.z;
-  const int panel = blockIdx.x % PANELS_OF_TILE, head = blockIdx.y;
+  int tile = blockIdx.x / PANELS_OF_TILE, sequence = blockIdx.z + blockIdx.y / params.kv_heads;
+  const int panel = blockIdx.x % PANELS_OF_TILE, head = blockIdx.y % params.kv_heads;
   const bool packed = cu_seqlens_k != nullptr;
   if (packed) find_tile(tile, sequence, BLOCK_N, params.sequences, cu_seqlens_k);
   const int k_first = packed ? cu_seqlens_k[sequence] : 0;
@@ -43,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
     const int row = i / CHUNKS, c = i % CHUNKS;
     const bool exists = row < keys;  // past the sequence are zeros
     cp_async(
-        smem_address(dynamic_smem) + row * RAW_ROW + 16 * c,
+        raw_chunk(raw_row(dynamic_smem, row), c),
         exists ? source + row * params.v.row + 16 * c : source, exists ? 16 : 0);
   }
   cp_async_commit();

@@ -291,6 +291,11 @@ def test_parameters_are_read_with_the_first_definition_of_a_macro() -> None:
     ]
 
 
+def test_a_macro_of_two_lines_gives_parameters() -> None:
+    code = "#define MORE \\\n  , int* counts, int n\n__global__ void k(int m MORE) {}\n"
+    assert [parameter.name for parameter in source.kernels(code)["k"]] == ["m", "counts", "n"]
+
+
 def test_an_edited_header_is_compiled_again(tmp_path: Path) -> None:
     code = '#include "size.cuh"\nextern "C" __global__ void k(int *a) { a[0] = SIZE; }\n'
     out = engine.zeros(1, np.int32)

@@ -219,7 +219,9 @@ def order_of(shape: tuple[int, ...], causal: bool) -> tuple[np.ndarray, dict[str
     return cp.asnumpy(table), sizes
 
 
-@pytest.mark.parametrize("shape, most", [((16, 4, 4096, 128), 1.02), ((1, 16, 16384, 128), 1.01)], ids=str)
+@pytest.mark.parametrize(
+    "shape, most", [((16, 4, 4096, 128), 1.02), ((1, 16, 16384, 128), 1.01), ((4, 8, 4096, 256), 1.02)], ids=str
+)
 def test_blocks_get_equal_amounts_of_work(shape: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Causal, 132 blocks: in each round the longest tile goes to the block with the least work so far.
 
@@ -238,6 +240,10 @@ def test_blocks_get_equal_amounts_of_work(shape: tuple[int, ...], most: float, m
         assert (np.diff(costs[np.argsort(so_far, kind="stable")]) <= 0).all()
         so_far += costs
     assert so_far.max() < most * so_far.mean()
+    if rows % sizes["BLOCK_M"] == 0:  # as the host computes it, which counts whole tiles
+        work = fp8_stages.work_of_tiles(rows, rows, sizes["BLOCK_M"], sizes["BLOCK_N"])
+        together = hopper.heads_that_fit(2 * rows * shape[3], 1, batch * heads)
+        assert fp8_stages.most_work(hopper.in_order(work, batch * heads, together), 132) == so_far.max()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +282,10 @@ def test_steps_launch_their_own_files() -> None:
 @pytest.mark.parametrize("blocks", [3, 7])
 @pytest.mark.parametrize(
     "head_dim, options",
-    [(64, {}), (64, {"causal": True}), pytest.param(256, {}, marks=pytest.mark.exhaustive)],
+    [
+        *((64, {}), (64, {"causal": True}), (128, {"causal": True})),
+        *(pytest.param(256, options, marks=pytest.mark.exhaustive) for options in ({}, {"causal": True})),
+    ],
     ids=str,
 )
 def test_v_transposed_in_the_background(

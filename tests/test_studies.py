@@ -428,8 +428,9 @@ def test_a_wrong_result_is_not_timed(
     assert refused or record.get("failed") or not timed
 
 
-def test_what_turns_lose_above_64() -> None:
-    """The largest loss counts. At head_dim 64 turns gain; without a record nothing is lost."""
-    rows = [{"name": "no turns", "shape": [1, 1, 9, d], "speed": s} for d, s in ((64, 0.9), (128, 0.96), (256, 0.99))]
-    assert fp8.lost_by_turns({"turns": [*rows, {"name": "turns", "shape": [1, 1, 9, 128], "speed": 1.0}]}) == 1 - 0.96
-    assert fp8.lost_by_turns({"turns": []}) == 0
+def test_what_turns_gain() -> None:
+    """The extremes of all shapes; without a record, nothing."""
+    rows = [{"name": "no turns", "shape": [1, 1, 9, d], "speed": s} for d, s in ((64, 1.03), (128, 0.99), (256, 1.1))]
+    rows.append({"name": "turns", "shape": [1, 1, 9, 64], "speed": 1.2})
+    assert fp8.gained_by_turns({"turns": rows}) == (0.99, 1.1)
+    assert fp8.gained_by_turns({"turns": []}) == (1, 1)

@@ -71,6 +71,7 @@ def test_there_is_a_file_for_each_kind_of_finding() -> None:
         "no wgmma fence",
         "not waited for",
         "out of bounds",
+        "overtaken wait",
         "peer exited",
         "peer not started",
         "race",

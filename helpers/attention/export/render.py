@@ -23,7 +23,7 @@ from helpers.attention.export.plan import Argument, CannotExport, Field, Plan, P
 from helpers.attention.export.sizes import Tree, cpp, python
 from helpers.attention.ladder import BACKWARD, FORWARD, Stage
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
-from helpers.attention.ladder.stages.hopper import group_of_heads, heads_that_fit, longest_block
+from helpers.attention.ladder.stages.hopper import group_of_heads, heads_that_fit, in_order, longest_block
 from helpers.attention.ladder.tiles import KB
 from helpers.engine import nvrtc
 
@@ -109,7 +109,7 @@ def _python(template: str, planned: Plan, sizes: Sizes, *, backward: Plan | None
         structs=_struct_dtypes(planned, dtypes),
         backward_structs=_struct_dtypes(backward, dtypes) if backward else [],
         header_folder=re.sub(" -> [^:]+|: str", "", inspect.getsource(nvrtc.header_folder)),  # without types
-        group_of_heads="\n\n".join(map(inspect.getsource, (group_of_heads, heads_that_fit, longest_block))),
+        group_of_heads="\n\n".join(map(inspect.getsource, (group_of_heads, heads_that_fit, longest_block, in_order))),
         numbers=sizes if planned.request.gqa else sizes[:4],
         field_lines=partial(_fields, tree=python, rows=dict(zip(_ARRAYS, _ARRAYS, strict=True))),
         **more,

@@ -108,14 +108,25 @@ struct Guess {
   uint32_t other_site;
 };
 
+// A thread has waited for a phase. product, copy: the first that it issued after that.
+struct Awaited {
+  uint64_t epoch = 0;
+  uintptr_t pc = 0;
+  Tag product = 0, copy = 0;
+  bool is_known = false;  // to a thread that arrived for the next phase, or sent a copy to it
+};
+
 struct MbarrierBooks {
   Clock arriving, over;  // what the arrived threads know; the same when its last phase ended
+  std::vector<Awaited> awaited;  // that phase, by thread
   uintptr_t word = 0;
   bool is_initialised = false, is_fenced = false;
   bool is_told = false, is_known = false;  // after the fence its thread arrived at barrier.cluster; and all did
   unsigned thread = 0;                     // that initialised it
   uint64_t epoch = 0;
   uintptr_t pc = 0;
+  unsigned arrived = 0;  // the thread that arrived last, and where
+  uintptr_t arrived_pc = 0;
 };
 
 // ---------------------------------------------------------------- a profile
@@ -166,6 +177,7 @@ struct BlockBooks {
   std::vector<Clock> named;                         // what threads know that arrived at a numbered barrier
   std::vector<unsigned> sent_by;                    // by agent: rank << 16 | thread that issued last
   std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
+  std::vector<std::vector<unsigned>> waited_since;  // by thread: the mbarriers that it has waited for since its last product
 
   std::vector<unsigned> has_begun;  // by thread: the blocks of the cluster that it knows to have begun, by bit
   bool ended = false;

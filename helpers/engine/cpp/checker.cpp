@@ -38,6 +38,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.named.clear();
   books.sent_by.clear();
   books.proxy_fences.clear();
+  books.waited_since.clear();
   books.has_begun.clear();
   books.ended = false;
   books.told.clear();

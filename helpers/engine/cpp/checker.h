@@ -24,6 +24,7 @@ enum EngineFindingKind {
   ENGINE_NOT_BEGUN = 22,         // shared memory of a block of the cluster that may not have begun, or may have ended
   ENGINE_ENDED = 23,
   ENGINE_BYTES = 20,  // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
+  ENGINE_OVERTAKEN = 24,  // the next phase of an mbarrier ends, whether or not a thread has seen the end of this one
 };
 
 enum EngineNote : unsigned {
@@ -159,8 +160,8 @@ void check_mbarrier_write(void* word, void* caller, void* frame);
 void check_mbarrier_init(unsigned number, const void* word, const void* caller);
 // rank: of the block whose mbarrier it is.
 void check_mbarrier_use(unsigned number, unsigned rank, const void* caller, bool by_copy);
-void check_mbarrier_arrive(unsigned number, unsigned rank);
-void check_mbarrier_wait(unsigned number);
+void check_mbarrier_arrive(unsigned number, unsigned rank, const void* caller);
+void check_mbarrier_wait(unsigned number, const void* caller);
 void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const void* caller);
 // A cluster of so many blocks begins; barrier.cluster: the running thread arrives, goes on; all have arrived.
 void check_cluster(unsigned size);
@@ -186,6 +187,7 @@ void check_store_seen(void* begin, unsigned bytes);
 void check_proxy_fence(bool of_mbarriers);
 // Products of the warpgroup whose first thread is `base`, in the same way.
 uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced);
+void check_product_part(uint64_t epoch);  // the running thread issues it, too
 void check_product_read(void* from, unsigned base, void* caller);
 void check_products_done(unsigned base, uint64_t until);
 void check_sums_written(unsigned thread, void* caller, const void* waits);

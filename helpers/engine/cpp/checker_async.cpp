@@ -120,6 +120,8 @@ void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, unsigne
   need_clocks();
   need_clocks(books_of(rank));
   books_of(rank).sent_by[agent - PRODUCTS] = current.thread | own_rank << 16;
+  know_waits(mbarrier_books(mbarrier, rank), rank);
+  note_issue(&Awaited::copy, tag_of(books.epoch, agent, PLAIN, rank));
   for_pieces(target, bytes, [&](uintptr_t a, unsigned size) {
     access_first(a, size, WRITE, PLAIN, (uintptr_t)caller, frame);
     settle_same_value(true);

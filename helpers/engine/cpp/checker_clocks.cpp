@@ -30,6 +30,7 @@ void need_clocks(BlockBooks& of) {
   of.named.assign(16, Clock(slots(), 0));
   of.sent_by.assign(AGENTS, 0);
   of.proxy_fences.assign(books.warp_epoch.size() * 32, {});
+  of.waited_since.assign(books.warp_epoch.size() * 32, {});
 }
 
 Clock& clock_of(unsigned thread) {

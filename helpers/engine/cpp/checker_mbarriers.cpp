@@ -24,6 +24,23 @@ void report_mbarrier(int kind, const MbarrierBooks& b, unsigned rank, const void
   }
 }
 
+// The running thread contributes to the next phase, by an arrival or a copy: that can only end after what it knows.
+void know_waits(MbarrierBooks& b, unsigned rank) {
+  const auto knows = [](Tag before) { return before && ordered(before, current.thread); };
+  for (unsigned t = 0; t < b.awaited.size(); ++t) {
+    Awaited& a = b.awaited[t];
+    a.is_known = a.is_known || !a.epoch || knows(tag_of(a.epoch, t, PLAIN, rank)) || knows(a.product) || knows(a.copy);
+  }
+}
+
+// The running thread issues a product or a copy, after all that it has waited for.
+void note_issue(Tag Awaited::* what, Tag issued) {
+  for (unsigned number : books.waited_since[current.thread]) {
+    std::vector<Awaited>& awaited = books.mbarriers[number].awaited;  // empty if that phase is long over
+    if (!awaited.empty() && !(awaited[current.thread].*what)) awaited[current.thread].*what = issued;
+  }
+}
+
 }  // namespace
 
 void check_mbarrier_init(unsigned number, const void* word, const void* caller) {
@@ -48,14 +65,31 @@ void check_mbarrier_use(unsigned number, unsigned rank, const void* caller, bool
   else if (by_copy && !b.is_fenced) report_mbarrier(ENGINE_NO_PROXY_FENCE, b, rank, caller);
 }
 
-void check_mbarrier_arrive(unsigned number, unsigned rank) {
+void check_mbarrier_arrive(unsigned number, unsigned rank, const void* caller) {
   if (!books.running) return;
-  leave_knowledge(mbarrier_books(number, rank).arriving, current.thread);
+  MbarrierBooks& b = mbarrier_books(number, rank);
+  know_waits(b, rank);
+  b.arrived = current.thread;
+  know_callers(b.arrived_pc = (uintptr_t)caller);
+  leave_knowledge(b.arriving, current.thread);
   ++books.epoch;
 }
 
-void check_mbarrier_wait(unsigned number) {
-  if (books.running) take_knowledge(current.thread, mbarrier_books(number).over);
+void check_mbarrier_wait(unsigned number, const void* caller) {
+  if (!books.running) return;
+  MbarrierBooks& b = mbarrier_books(number);
+  take_knowledge(current.thread, b.over);
+  b.awaited.resize(books.clocks.size());
+  b.awaited[current.thread] = {books.epoch, (uintptr_t)caller};
+  know_callers((uintptr_t)caller);
+  std::vector<unsigned>& since = books.waited_since[current.thread];
+  if (std::find(since.begin(), since.end(), number) == since.end()) since.push_back(number);
+}
+
+// All warps of a warpgroup issue a product, so who has waited for it knows what they had waited for.
+void check_product_part(uint64_t epoch) {
+  note_issue(&Awaited::product, tag_of(epoch, PRODUCTS + current.thread / 128, PLAIN));
+  books.waited_since[current.thread].clear();
 }
 
 void check_peer_gone(const void* word, const void* caller) {
@@ -69,6 +103,19 @@ void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const 
   if (!books.running) return;
   MbarrierBooks& b = mbarrier_books(number, rank);
   b.over = b.arriving;
+  for (unsigned t = 0; t < b.awaited.size(); ++t) {
+    const Awaited& a = b.awaited[t];
+    if (!a.epoch || a.is_known) continue;
+    EngineFinding f = finding_at(ENGINE_OVERTAKEN, nullptr, 0);
+    f.pc = a.pc;
+    f.thread = t;
+    f.block = block_of(tag_of(a.epoch, t, PLAIN, rank));
+    f.other_pc = b.arrived_pc;
+    f.other_thread = b.arrived;
+    f.other_block = books.block;
+    add_finding(f, (f.pc * 31 + f.other_pc) * 32 + ENGINE_OVERTAKEN);
+  }
+  b.awaited.clear();
   if (!bytes_left) return;
   const Tag sent = tag_of(IN_FLIGHT, agent_of_loads(number), PLAIN, rank);
   EngineFinding f = finding_at(ENGINE_BYTES, nullptr, 0);

@@ -248,7 +248,7 @@ unsigned long long engine_mbarrier_arrive(
         file, line, __builtin_return_address(0));
   if (checking()) {
     check_mbarrier_use(b.number, owner.rank, __builtin_return_address(0), false);
-    check_mbarrier_arrive(b.number, owner.rank);
+    check_mbarrier_arrive(b.number, owner.rank, __builtin_return_address(0));
     check_event(EVENT_ARRIVE, w.current->lane.linear, b.number, bytes, __builtin_return_address(0));
   }
   void* const caller = __builtin_return_address(0);
@@ -303,7 +303,7 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
     if (!deliver(w, b)) let_others_run(w);
     over = is_over(b.word, phase);
   }
-  if (over && checking()) check_mbarrier_wait(b.number);
+  if (over && checking()) check_mbarrier_wait(b.number, caller);
   if (over && tells) check_event(EVENT_WAITED, f.lane.linear, b.number, phase >> 63, caller);
   if (over) trace(w, TRACE_WAITED, f.lane.linear, caller, b.number, phase >> 63, awaited);
   return over;

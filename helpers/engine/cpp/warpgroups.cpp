@@ -296,6 +296,7 @@ void engine_wgmma(
     fail_disagreeing(w, "how many wgmma instructions come before this one", file, line, caller);
   }
   WarpgroupOp& op = g.ops[number];
+  if (checking()) check_product_part(op.epoch);
   if (memcmp(op.form, form, sizeof *form) != 0) fail_disagreeing(w, "which wgmma comes next", file, line, caller);
   if (op.a != a_descriptor || op.b != b) fail_disagreeing(w, "the descriptors of wgmma", file, line, caller);
   if (op.accumulate != (accumulate != 0)) fail_disagreeing(w, "whether wgmma adds to its sums", file, line, caller);

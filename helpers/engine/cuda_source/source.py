@@ -153,8 +153,8 @@ def _without_macros(text: str, part: str) -> str:
 @functools.lru_cache(maxsize=8)
 def _plain_macros(text: str) -> dict[str, str]:
     """Return the first value of each macro without parameters."""
-    defined = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\b(?!\()([^\n]*)$", text, re.M)
-    return dict(reversed(defined))
+    defined = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\b(?!\()((?:\\\n|[^\n])*)$", text, re.M)
+    return {name: body.replace("\\\n", "") for name, body in reversed(defined)}
 
 
 # What begins with letters is searched for faster than what begins with a boundary.

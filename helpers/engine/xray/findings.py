@@ -27,6 +27,7 @@ KINDS = {
     observed.SUMS_TOUCHED: "not waited for",
     observed.NO_PRODUCT_FENCE: "no wgmma fence",
     observed.BYTES: "wrong byte count",
+    observed.OVERTAKEN: "overtaken wait",
     observed.PEER_NOT_STARTED: "peer not started",
     observed.PEER_EXITED: "peer exited",
 }
@@ -58,7 +59,8 @@ class Finding:
 
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
     write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies and
-    products of warpgroups), no proxy fence, no wgmma fence, wrong byte count (of an mbarrier's phase),
+    products of warpgroups), no proxy fence, no wgmma fence, wrong byte count (of an mbarrier's phase), overtaken wait
+    (the mbarrier's next phase can end before a late thread waits for this one),
     peer not started, peer exited (a block of the cluster whose shared memory another one accesses),
     never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
     division by zero, shift or conversion (out of range), or stopped (a failed assertion).
@@ -152,7 +154,8 @@ def _merged(seen: observed.Observed) -> list[Finding]:
     Inlined copies of a line count as one line. Two lines that race are reported once, whichever came first.
     A read that races with the write it should have waited for may also read unwritten memory: the race is the bug. An
     access that overlaps an asynchronous copy in flight races with its completion: the missing wait is the bug. Two
-    lines that write the same value in one place and different ones in another are a race. All uses of dynamic shared
+    lines that write the same value in one place and different ones in another are a race. A stage that is refilled too
+    early is read too late, and its wait may be overtaken: the former is the bug. All uses of dynamic shared
     memory that the launch did not give are one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
@@ -173,10 +176,12 @@ def _merged(seen: observed.Observed) -> list[Finding]:
     # Bytes sent beyond an mbarrier's count may not have arrived when they are read.
     miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
     late = ("not waited for", "never waited for")
+    is_refilled = any(kind in ("race", "not waited for", "wrong byte count") for kind, *_ in merged)
     return [
         f
         for f in merged.values()
         if not (f.kind == "uninitialised" and (f.array, (f.file, f.line)) in racing)
+        and not (f.kind == "overtaken wait" and is_refilled)
         and not (f.kind in late and {(f.file, f.line), (f.other_file, f.other_line)} & miscounted)
     ]
 
@@ -253,7 +258,7 @@ def _outside_local(issue: observed.Issue, array: str, elements: str) -> Finding:
 
 
 _GROUPS = " (a wait_group counts only what a commit_group has closed before it)"
-_OF_PRODUCTS = (observed.SUMS_TOUCHED, observed.NO_PRODUCT_FENCE, observed.BYTES)
+_OF_PRODUCTS = (observed.SUMS_TOUCHED, observed.NO_PRODUCT_FENCE, observed.BYTES, observed.OVERTAKEN)
 
 
 def _of_products(issue: observed.Issue) -> Finding:
@@ -274,6 +279,12 @@ def _of_products(issue: observed.Issue) -> Finding:
         message = (
             f"the phase of an mbarrier ended while {issue.offset:,} bytes of copies were still under way to it: more "
             f"were sent than expect_tx said, by {_at(access)}"
+        )
+    elif issue.kind == observed.OVERTAKEN and other is not None:
+        message = (
+            f"nothing orders this wait for an mbarrier's phase, by {_at(access)}, before the end of the next phase, "
+            f"which comes with the arrival by {_at(other)}: on a GPU both phases can end while the thread is on its "
+            "way, and it waits forever. Let all threads that wait meet before one of them releases the stage"
         )
     else:
         message = f"the wgmma was not waited for when its threads ended, by {_at(access)}{_GROUPS}"

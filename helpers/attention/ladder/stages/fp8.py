@@ -18,6 +18,7 @@ from helpers.attention.ladder.stages.hopper import (
     FEWEST_KEYS,
     MOST_DEALT,
     ON_HOPPER,
+    in_order,
     launch_in_order,
     mbarrier_bytes,
     schedule,
@@ -63,8 +64,8 @@ def transpose_shared_bytes(sizes: Sizes) -> int:
 
 
 def _raw_bytes(sizes: Sizes) -> int:
-    """Count RAW_BYTES of v_transpose.cuh: a panel of V, whose rows have an odd number of 16-byte chunks."""
-    return _panel_keys(sizes) * (sizes["HEAD_DIM"] // 16 | 1) * 16
+    """Count RAW_BYTES of v_transpose.cuh: a panel of V."""
+    return _panel_keys(sizes) * _row_bytes(sizes["HEAD_DIM"])
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -74,29 +75,36 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
     inputs = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
     descales, leaves = launches.given(call, *DESCALES), stage.file in LEAVE_TILES
+
+    def transpose(heads: int, sequences: int) -> Launch:
+        args, shared = ("v", "v_image", *cu_seqlens_k, params), transpose_shared_bytes(sizes)
+        grid = panels, heads, sequences
+        return Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
+
     if sizes.get("BACKGROUND"):
         together = heads_together(call, sizes)
         *order, main = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves, together=together)
-        of_v = call.sequences * kv_heads, max(together * kv_heads // call.heads, 1)
+        heads_of_v, together_of_v = call.sequences * kv_heads, max(together * kv_heads // call.heads, 1)
+        before = heads_before(call, together_of_v)
         args = "v_counts", np.int32(_counts(call, sizes))
         clear = Launch("clear_counts", (1,), (CLEAR_THREADS,), 0, args, TRANSPOSE, of_transpose, once=True)
-        args = *main.args, "v", "v_counts", *map(np.int32, of_v)
+        args = *main.args, Map("v", _panel_keys(sizes)), "v_counts", *map(np.int32, (heads_of_v, together_of_v, before))
         name = stage.kernel_name(call.arrays["o"].dtype.name)
         main = main._replace(kernel=name, args=args, file=BACKGROUND, sizes=tuple(sizes.items()))
-        return [clear, *order, main]
-    grid, shared = (panels, kv_heads, 1 if call.packed else call.sequences), transpose_shared_bytes(sizes)
-    args = ("v", "v_image", *cu_seqlens_k, params)
-    transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
-    return [transpose, *launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)]
+        return [clear, *order, *([transpose(before, 1)] if before else []), main]
+    order_and_main = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)
+    return [transpose(kv_heads, 1 if call.packed else call.sequences), *order_and_main]
 
 
 # For the background: V^T has to be there in time, so a head of V needs as many tiles of rows.
 FEWEST_TILES = 10  # twice as many under a causal mask
+# On an H200, V's transposition before the launch takes so many keys' part of the time of a causal call.
+_TRANSPOSITION_KEYS = 360
 
 
 def _in_background(call: Call) -> bool:
-    """Decide whether the kernel transposes V itself. On an H200 that lost under a mask above 64 columns."""
-    if call.packed or not (call.window == (-1, -1) or (call.window == (-1, 0) and call.head_dim == 64)):
+    """Decide whether the kernel transposes V itself, except for what its first tiles of rows need."""
+    if call.packed or call.window not in ((-1, -1), (-1, 0)):
         return False
     tiles_of_rows = -(-call.rows // pick_fp8(call.head_dim)["BLOCK_M"])
     of_v = tiles_of_rows * call.heads // call.arrays["v"].shape[1]
@@ -108,17 +116,57 @@ def _in_background(call: Call) -> bool:
 def heads_together(call: Call, sizes: Sizes) -> int:
     """Return how many heads of Q are needed at the same time if V is transposed in the background.
 
-    With a mask, the tiles of two rounds are sorted by length together, and the number of groups is odd: so the first
-    group begins with its longest tiles, which need V from the end, where the transposition begins.
+    Without a mask, those of a round. With one, the tiles of so many heads are sorted by length together.
     """
     heads, blocks = call.heads * call.sequences, limits.persistent_blocks()
-    tiles_of_rows = -(-call.arrays["q"].shape[2] // sizes["BLOCK_M"])
+    rows, keys = (call.arrays[name].shape[2] for name in "qk")
     if call.window == (-1, -1):
-        return min(-(-blocks // tiles_of_rows), heads)
-    together = max(2, -(-2 * blocks // tiles_of_rows))
-    while together < heads and -(-heads // together) % 2 == 0:
-        together += 1
-    return min(together, heads)
+        return min(-(-blocks // -(-rows // sizes["BLOCK_M"])), heads)
+    share, more = call.heads // call.arrays["k"].shape[1], -rows % sizes["BLOCK_M"]
+    # To whole tiles: then most lengths share a plan.
+    return _causal_together(heads, share, rows + more, keys + more, sizes["BLOCK_M"], sizes["BLOCK_N"], blocks)
+
+
+def heads_before(call: Call, together: int) -> int:
+    """Return how many heads of V are transposed before the launch. Without a mask, their first tiles come in time."""
+    return 0 if call.window == (-1, -1) else together
+
+
+@functools.lru_cache(maxsize=1024)
+def _causal_together(heads: int, share: int, rows: int, keys: int, block_m: int, block_n: int, blocks: int) -> int:
+    """Choose how many heads of Q have their tiles sorted together: V of so many is transposed before the launch.
+
+    Of the numbers that fill one round to four, the one for which this transposition and the block with the most work
+    take the least time.
+
+    Args:
+        heads: of all sequences. share: heads of Q for each of K and V. rows: of a head, in whole tiles. keys: of a
+            head. blocks: that take tiles.
+    """
+    work = work_of_tiles(rows, keys, block_m, block_n)
+    fewest = -(-9 * blocks // (10 * len(work) * share)) * share
+    transposition = _TRANSPOSITION_KEYS / keys / share
+
+    def time(together: int) -> float:
+        most = most_work(in_order(work, heads, together), blocks)
+        return most * blocks / (work.sum() * heads) + transposition * together / heads
+
+    return min(range(min(fewest, heads), min(4 * fewest, heads) + 1, share), key=time)
+
+
+def work_of_tiles(rows: int, keys: int, block_m: int, block_n: int) -> np.ndarray:
+    """Return what each tile of rows costs under a causal mask, the longest first, as work_of of 10_order.cu."""
+    consumers, last = block_m // 64, np.arange(64, rows + 1, 64) + keys - rows
+    tiles = np.maximum(-(-last // block_n), 1).reshape(-1, consumers)
+    return (consumers * tiles.max(1) + tiles.sum(1) + 2 * consumers)[::-1]
+
+
+def most_work(work: np.ndarray, blocks: int) -> int:
+    """Return the work of the block that gets the most, as deal_tiles of 10_order.cu deals tiles in this order."""
+    so_far = np.zeros(blocks, int)
+    for of_round in np.pad(work, (0, -len(work) % blocks)).reshape(-1, blocks):
+        so_far[np.argsort(so_far, kind="stable")] += -np.sort(-of_round)
+    return int(so_far.max())
 
 
 def _counts(call: Call, sizes: Sizes) -> int:

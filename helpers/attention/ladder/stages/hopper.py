@@ -181,19 +181,25 @@ def heads_that_fit(head_bytes: int, share: int, heads: int) -> int:
 
 
 def longest_block(work: np.ndarray, heads: int, together: int, blocks: int) -> float:
-    """Return the work of the block that gets the most, as 10_order.cu deals the tiles.
+    """Return the work of the block that gets the most, as order_tiles of 10_order.cu deals the tiles.
 
     Args:
         work: of each tile of rows of a head, the longest first.
     """
+    tile = np.arange(len(work) * heads)
+    turn, block = tile // blocks, tile % blocks
+    dealt = np.where(turn % 2, blocks - 1 - block, block)
+    return float(np.bincount(dealt, in_order(work, heads, together)).max())
+
+
+def in_order(work: np.ndarray, heads: int, together: int) -> np.ndarray:
+    """Return the work of the tiles of all heads, in the order of order_tiles. work: as for `longest_block`."""
     row_tiles = len(work)
     tile, groups = np.arange(row_tiles * heads), -(-heads // together)
     group = tile // (row_tiles * together)
     first = group * together
     place = (tile - row_tiles * first) // np.minimum(together, heads - first)
-    place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
-    turn, block = tile // blocks, tile % blocks
-    return float(np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place]).max())
+    return work[np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)]
 
 
 # ---- 10: TMA, wgmma, warp specialisation
