@@ -617,7 +617,8 @@ def test_cells_with_pytorch_are_right_with_and_without_it(torch: bool, monkeypat
         "flash_attention_backward": flash_attention_backward,
         "ON_GPU": ON_GPU,
     }
-    for name in ("torch-class", "torch-live"):
+    exec("".join(cells["torch-class"]["source"]), names)
+    for name in ("torch-compare", "torch-live"):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec("".join(cells[name]["source"]), names)
