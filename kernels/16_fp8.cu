@@ -24,8 +24,7 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
 constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
-constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, RAW_AT = K_AT + STAGES * K8_BYTES;
-constexpr unsigned V_AT = RAW_AT + BACKGROUND_RAW_BYTES;
+constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
@@ -80,7 +79,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
-    if (warp_id == 3) background.run(dynamic_smem + RAW_AT, dynamic_smem + BACKGROUND_AT, params);
+    if (warp_id == 3) background.run(dynamic_smem + BACKGROUND_AT, params);
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     PipelineState<CONSUMERS> q_stage;
     PipelineState<STAGES> stage;

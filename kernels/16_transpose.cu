@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
     const int row = i / CHUNKS, c = i % CHUNKS;
     const bool exists = row < keys;  // past the sequence are zeros
     cp_async(
-        raw_chunk(raw_row(dynamic_smem, row), c),
+        smem_address(dynamic_smem) + row * RAW_ROW + 16 * c,
         exists ? source + row * params.v.row + 16 * c : source, exists ? 16 : 0);
   }
   cp_async_commit();

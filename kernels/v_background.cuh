@@ -17,9 +17,8 @@
 
 #if BACKGROUND
 #include "v_transpose.cuh"
-// Of shared memory: keys of two panels; V^T of one, and mbarriers for the keys.
-constexpr unsigned BACKGROUND_RAW_BYTES = 2 * RAW_BYTES;
-constexpr unsigned BACKGROUND_BYTES = PANEL8_BYTES + Ring<2>::BYTES;
+// Of shared memory: keys of two panels, V^T of one, mbarriers for the keys.
+constexpr unsigned BACKGROUND_BYTES = 2 * RAW_BYTES + PANEL8_BYTES + Ring<2>::BYTES;
 
 // Waits for nothing: what follows in this thread comes after what others did before add_release.
 __device__ __forceinline__ int load_acquire(const int* count) {
@@ -35,7 +34,7 @@ __device__ __forceinline__ void async_proxy_fence_global() {
 
 struct Background {
   unsigned char* V_image;
-  const TensorMap& v_map;  // boxes of a panel's keys
+  const unsigned char* V;
   int*
       counts;  // panels drawn, threads that left, panels written of each head, of each tile; then 3
   int heads;   // of V, of all sequences
@@ -48,13 +47,12 @@ struct Background {
   __device__ __forceinline__ int* of_head(int head) const { return counts + 2 + head; }
   __device__ __forceinline__ int* of_tile(int tile) const { return counts + 2 + heads + tile; }
 
-  // For one warp: transposes until no panel is left; the keys of the next one come meanwhile. raw: at a
-  // multiple of 1024 bytes.
-  __device__ __forceinline__ void run(
-      const unsigned char* raw, unsigned char* image_smem, const AttentionParams& params) const {
+  // For one warp: transposes until no panel is left; the keys of the next one come meanwhile.
+  __device__ __forceinline__ void run(unsigned char* smem, const AttentionParams& params) const {
     const int lane_id = threadIdx.x % 32;
     const int tiles_of_head = tiles(params), panels = tiles_of_head * PANELS_OF_TILE;
     const auto draw = [&] { return lane_id == 0 ? transposed * panels + atomicAdd(counts, 1) : 0; };
+    unsigned char* const image_smem = smem + 2 * RAW_BYTES;
     const Ring<2> keys_ring(smem_address(image_smem) + PANEL8_BYTES);
     if (lane_id == 0) {
       keys_ring.init_full();
@@ -74,18 +72,19 @@ struct Background {
       const int i = drawn - first_head * panels, here = max(1, min(together, heads - first_head));
       const int panel = i % PANELS_OF_TILE, tile = tiles_of_head - 1 - i / PANELS_OF_TILE / here;
       const int head = first_head + i / PANELS_OF_TILE % here;
-      if (exists && lane_id == 0) {
-        const unsigned full = keys_ring.expect(coming, RAW_BYTES);
-        for (int i = 0; i < QK_PANELS; ++i)
-          tma_load(
-              smem_address(raw) + coming.index * RAW_BYTES + i * KEY_BYTES * ROW_BYTES, v_map, full,
-              i * ROW_BYTES, tile * BLOCK_N + panel * KEY_BYTES, head % params.kv_heads,
-              head / params.kv_heads);
+      if (exists) {
+        const int first_key = tile * BLOCK_N + panel * KEY_BYTES;
+        load_keys(
+            smem + coming.index * RAW_BYTES, keys_ring, coming,
+            V + head / params.kv_heads * params.v.batch + head % params.kv_heads * params.v.head +
+                (long long)first_key * params.v.row,
+            params.v.row, max(0, min(KEY_BYTES, params.N_kv - first_key)));
+        coming.advance();
       }
-      if (exists) coming.advance();
       if (before >= 0) {
         keys_ring.wait_full(there);
-        transpose_panel<32>(raw + there.index * RAW_BYTES, image_smem, lane_id);
+        __syncwarp();  // hazard: zeros of other lanes are not there yet
+        transpose_panel<32>(smem + there.index * RAW_BYTES, image_smem, lane_id);
         there.advance();
         async_proxy_fence();  // hazard: the bulk copy could read what was there before
         __syncwarp();         // hazard: rows of other lanes are not there yet
@@ -107,6 +106,23 @@ struct Background {
       drawn = __shfl_sync(0xffffffff, next, 0);
     }
     if (lane_id == 0) leave(params);
+  }
+
+  // For one warp: starts to copy a panel's keys, each by one lane. Past the sequence are zeros.
+  __device__ __forceinline__ static void load_keys(
+      unsigned char* raw, const Ring<2>& ring, const PipelineState<2>& stage,
+      const unsigned char* source, long long row_stride, int keys) {
+    const int lane_id = threadIdx.x % 32;
+    if (lane_id == 0) ring.expect(stage, keys * HEAD_DIM);
+    __syncwarp();  // hazard: copies could end before their mbarrier expects them
+    for (int row = lane_id; row < KEY_BYTES; row += 32)
+      if (row < keys)
+        bulk_load(
+            smem_address(raw) + row * RAW_ROW, source + row * row_stride,
+            ring.full + 8 * stage.index, HEAD_DIM);
+      else
+        for (int c = 0; c < CHUNKS; ++c)
+          *reinterpret_cast<uint4*>(raw + row * RAW_ROW + 16 * c) = uint4{0, 0, 0, 0};
   }
 
   // For the thread that copies tiles: whether all of a head's are written.
@@ -135,13 +151,12 @@ struct Background {
   }
 };
 #else
-constexpr unsigned BACKGROUND_RAW_BYTES = 0, BACKGROUND_BYTES = 0;
+constexpr unsigned BACKGROUND_BYTES = 0;
 
 struct Background {
   unsigned char* V_image;
 
-  __device__ __forceinline__ void run(
-      const unsigned char*, unsigned char*, const AttentionParams&) const {}
+  __device__ __forceinline__ void run(unsigned char*, const AttentionParams&) const {}
   __device__ __forceinline__ bool has_head(const Tile&, const AttentionParams&) const {
     return true;
   }

@@ -14,19 +14,11 @@
 constexpr int CHUNKS = HEAD_DIM / 16;  // of 16 columns
 constexpr int PANELS_OF_TILE = BLOCK_N / KEY_BYTES;
 constexpr unsigned PANEL8_BYTES = V_ROWS * KEY_BYTES;
-constexpr unsigned RAW_BYTES =
-    KEY_BYTES * QK_PANELS * ROW_BYTES;                          // of a panel's keys, as they come
+// Bytes of a key in shared memory: an odd number of chunks, so that the eight rows which ldmatrix reads
+// at a time are in different banks.
+constexpr int RAW_ROW = HEAD_DIM + (CHUNKS % 2 == 0 ? 16 : 0);
+constexpr unsigned RAW_BYTES = KEY_BYTES * RAW_ROW;             // of a panel's keys, as they come
 constexpr unsigned TRANSPOSE_BYTES = RAW_BYTES + PANEL8_BYTES;  // of shared memory
-
-// Where 16 columns of a panel's keys are, from where the first 16 of a key are: as TMA copies a box of
-// keys, so that the eight rows which ldmatrix reads at a time are in different banks.
-__device__ __forceinline__ unsigned raw_chunk(unsigned first_chunk, int c) {
-  constexpr int IN_ROW = ROW_BYTES / 16;
-  return (first_chunk ^ c % IN_ROW * 16) + c / IN_ROW * KEY_BYTES * ROW_BYTES;
-}
-__device__ __forceinline__ unsigned raw_row(const unsigned char* raw, int row) {
-  return smem_address(raw) + row * ROW_BYTES + chunk_xor<ROW_BYTES>(row) * 16;
-}
 
 // Behind V's columns: a row of ones, and seven of zeros, the same for all panels.
 __device__ __forceinline__ void write_ones(unsigned char* image_smem, int thread, int threads) {
@@ -40,17 +32,18 @@ __device__ __forceinline__ void write_ones(unsigned char* image_smem, int thread
 template <int THREADS>
 __device__ __forceinline__ void transpose_panel(
     const unsigned char* raw, unsigned char* image_smem, int thread) {
-  constexpr int STEPS = CHUNKS * (KEY_BYTES / 32);
-  constexpr int UNROLLED = THREADS == 32 ? STEPS : 1;  // of one warp, each instruction counts
-  const int lane_id = thread % 32, row = lane_id / 16 * 8 + lane_id % 8;
-  const unsigned from = raw_row(raw, lane_id), to = smem_address(image_smem) + row * KEY_BYTES;
+  constexpr int UNROLLED =
+      THREADS == 32 ? 4 : 1;  // one warp has to hide latency, a block has others
+  const int lane_id = thread % 32;
 #pragma unroll UNROLLED
-  for (int i = thread / 32; i < STEPS; i += THREADS / 32) {
-    const int c = i % CHUNKS, key = i / CHUNKS * 32, chunk = key / 16 + lane_id / 8 % 2;
+  for (int i = thread / 32; i < CHUNKS * (KEY_BYTES / 32); i += THREADS / 32) {
+    const int c = i % CHUNKS, key = i / CHUNKS * 32;
     unsigned pairs[4];
-    ldmatrix_x4_trans(pairs, raw_chunk(from, c) + key * ROW_BYTES);
+    ldmatrix_x4_trans(pairs, smem_address(raw + (key + lane_id) * RAW_ROW + 16 * c));
+    const int row = 16 * c + lane_id / 16 * 8 + lane_id % 8;
+    const int chunk = key / 16 + lane_id / 8 % 2;
     stmatrix_x4(
-        to + 16 * c * KEY_BYTES + (chunk ^ chunk_xor<KEY_BYTES>(row)) * 16,
+        smem_address(image_smem) + row * KEY_BYTES + (chunk ^ chunk_xor<KEY_BYTES>(row)) * 16,
         __byte_perm(pairs[0], pairs[1], 0x6420), __byte_perm(pairs[2], pairs[3], 0x6420),
         __byte_perm(pairs[0], pairs[1], 0x7531), __byte_perm(pairs[2], pairs[3], 0x7531));
   }

@@ -64,8 +64,8 @@ def transpose_shared_bytes(sizes: Sizes) -> int:
 
 
 def _raw_bytes(sizes: Sizes) -> int:
-    """Count RAW_BYTES of v_transpose.cuh: a panel of V."""
-    return _panel_keys(sizes) * _row_bytes(sizes["HEAD_DIM"])
+    """Count RAW_BYTES of v_transpose.cuh: a panel of V, whose rows have an odd number of 16-byte chunks."""
+    return _panel_keys(sizes) * (sizes["HEAD_DIM"] // 16 | 1) * 16
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -88,7 +88,7 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
         before = heads_before(call, together_of_v)
         args = "v_counts", np.int32(_counts(call, sizes))
         clear = Launch("clear_counts", (1,), (CLEAR_THREADS,), 0, args, TRANSPOSE, of_transpose, once=True)
-        args = *main.args, Map("v", _panel_keys(sizes)), "v_counts", *map(np.int32, (heads_of_v, together_of_v, before))
+        args = *main.args, "v", "v_counts", *map(np.int32, (heads_of_v, together_of_v, before))
         name = stage.kernel_name(call.arrays["o"].dtype.name)
         main = main._replace(kernel=name, args=args, file=BACKGROUND, sizes=tuple(sizes.items()))
         return [clear, *order, *([transpose(before, 1)] if before else []), main]
@@ -96,21 +96,22 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     return [transpose(kv_heads, 1 if call.packed else call.sequences), *order_and_main]
 
 
-# For the background: V^T has to be there in time, so a head of V needs as many tiles of rows.
-FEWEST_TILES = 10  # twice as many under a causal mask
+# For the background: V^T has to be there in time, so a head of V needs as many tiles of rows; under a causal mask,
+# a head of Q twice as many.
+FEWEST_TILES = 10
 # On an H200, V's transposition before the launch takes so many keys' part of the time of a causal call.
 _TRANSPOSITION_KEYS = 360
 
 
 def _in_background(call: Call) -> bool:
-    """Decide whether the kernel transposes V itself, except for what its first tiles of rows need."""
-    if call.packed or call.window not in ((-1, -1), (-1, 0)):
+    """Decide whether the kernel transposes V itself, but for its first tiles. Up to 64 columns an H200 lost by it."""
+    if call.packed or call.window not in ((-1, -1), (-1, 0)) or call.head_dim <= 64:
         return False
     tiles_of_rows = -(-call.rows // pick_fp8(call.head_dim)["BLOCK_M"])
     of_v = tiles_of_rows * call.heads // call.arrays["v"].shape[1]
     dealt = -(-tiles_of_rows * call.heads * call.sequences // limits.persistent_blocks()) <= MOST_DEALT
-    few = FEWEST_TILES * (1 if call.window == (-1, -1) else 2)
-    return of_v >= few and call.arrays["k"].shape[2] >= FEWEST_KEYS and (dealt or call.window == (-1, -1))
+    enough = of_v >= FEWEST_TILES if call.window == (-1, -1) else tiles_of_rows >= 2 * FEWEST_TILES
+    return enough and call.arrays["k"].shape[2] >= FEWEST_KEYS and (dealt or call.window == (-1, -1))
 
 
 def heads_together(call: Call, sizes: Sizes) -> int:
