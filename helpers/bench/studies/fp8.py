@@ -436,9 +436,12 @@ def speeds(
 
 
 def gained_by_turns(record: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """Return the smallest and the largest speed of fp8 relative to fp8 without turns, of all shapes; 1 without rows."""
+    """Return the smallest and the largest speed of fp8 over fp8 without turns, up to head_dim 128; 1 without rows.
+
+    At 256, the compiler spills without turns: stores and loads of 952 bytes a thread in 16_fp8.cu, of 32 with them.
+    """
     rows = (record or recorded() or {}).get("turns", ())
-    speeds_of = [row["speed"] for row in rows if row["name"] == "no turns"] or [1.0]
+    speeds_of = [row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] <= 128] or [1.0]
     return min(speeds_of), max(speeds_of)
 
 
