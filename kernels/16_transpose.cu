@@ -1,6 +1,6 @@
 // 16 transpose: V, [keys, HEAD_DIM] in e4m3, becomes V^T in tiles of BLOCK_N keys, as wgmma reads them
-// from shared memory: 16_fp8.cu copies each tile as it is. v_transpose.cuh says how. Where a call has many
-// rows, 16_fp8.cu does it in the background instead.
+// from shared memory: 16_fp8.cu copies each tile as it is. v_transpose.cuh says how. Above 64
+// columns, where a call has many rows, 16_background.cu does it, or all but the first heads'.
 //
 // Launch   transpose_v: grid (panels of a head's tiles, kv_heads, sequences), packed (panels of all tiles,
 //          kv_heads, 1), or for the first heads of all sequences (panels of a head's tiles, heads, 1);
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
     out[i] = reinterpret_cast<const uint4*>(image_smem)[i];
 }
 
-// Before the first call whose V 16_fp8.cu transposes itself; it leaves the counts as they were.
+// Before the first call whose V 16_background.cu transposes itself; it leaves the counts as they were.
 extern "C" __global__ void clear_counts(int* __restrict__ counts, const int n) {
   // ---- by one block
   for (int i = threadIdx.x; i < n; i += blockDim.x) counts[i] = 0;

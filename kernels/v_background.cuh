@@ -1,5 +1,5 @@
-// V^T in the background of 16_fp8.cu: while consumers compute, a warp of each block transposes V, as
-// 16_transpose.cu would before. Warps draw panels from a counter, in about the order in which they are
+// V^T in the background of 16_fp8.cu: while consumers compute, a warp of each block transposes what
+// 16_transpose.cu has not transposed before. Warps draw panels from a counter, in about the order in which they are
 // needed. So whoever waits for a panel waits for a warp that runs and itself waits for nobody, whichever
 // blocks are on the GPU at the same time.
 
@@ -38,8 +38,8 @@ struct Background {
   int*
       counts;  // panels drawn, threads that left, panels written of each head, of each tile; then 3
   int heads;   // of V, of all sequences
-  int together;    // heads whose tiles are needed at the same time
-  int transposed;  // of the first heads, before the launch: a multiple of `together`
+  int together;  // heads whose tiles are needed at the same time
+  int transposed;  // how many of the first heads are there before the launch: 0 or a multiple of `together`
 
   __device__ __forceinline__ int tiles(const AttentionParams& params) const {
     return v_tiles_of_head(BLOCK_N, params.N_kv, 0);

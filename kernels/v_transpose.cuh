@@ -1,5 +1,5 @@
 // A panel of V, KEY_BYTES keys of a tile, becomes rows of V^T as wgmma reads them from shared memory: in
-// 16_transpose.cu by a block, in 16_fp8.cu by a warp.
+// 16_transpose.cu by a block, in 16_background.cu by a warp.
 //
 // ldmatrix.trans transposes 2-byte elements. Of a byte matrix it moves pairs: lane 4 g + t gets, of keys
 // 2 t and 2 t + 1, columns 2 g and 2 g + 1. A byte permutation takes the columns apart. So the lane has

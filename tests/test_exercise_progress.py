@@ -176,10 +176,32 @@ def test_what_wrong_rows_have_in_common(change: Callable[[np.ndarray], np.ndarra
         ("cell:3: error: void function 'f' should not return a value\n     3 | return x;", "no value"),
         ("cell:3: error: subscripted value is not an array, pointer, or vector\n     3 | x[0][i]", "one index"),
         ('cell:3: error: no instance of overloaded function "max" matches\n     3 | max(X);', "arguments"),
+        (
+            "cell:3: error: expected ',' or ';' before 'for'\n     3 | float s = 0.0f  // for each key in the tile",
+            "semicolon",
+        ),
+        ("cell:3: error: 'x' was not declared\n     3 | if (a) x = 1; else if (b) x = 2; else x = 3;", "undeclared"),
+        ("cell:3: error: 'n' was not declared\n     3 | for (;;) if (a[j]) s += 1; else s += n;", "undeclared"),
+        ("cell:3: error: 'n' was not declared\n     3 | float** p = n;", "undeclared"),
+        ("cell:3: error: 'i' was not declared\n     3 | O[i] = 1;  // blockIdx times blockDim", "undeclared"),
     ],
 )
 def test_what_a_compiler_refuses(message: str, wanted: str) -> None:
     assert hints.of_refusal(message)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        ("if (i < n);", True),
+        ("for (int j = 0; j < n; ++j);", True),
+        ("for (int j = 0; j < n; sum += X[j++]);", False),
+        ("#define CHECK(a) if (a);", False),
+        ("if (i < n) x = f(i);", False),
+    ],
+)
+def test_a_semicolon_that_ends_a_statement_too_early(line: str, found: bool) -> None:
+    assert (hints.of_warnings("", line, line) is not None) == found
 
 
 def test_expected_infinities_are_no_hint() -> None:

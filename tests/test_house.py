@@ -150,3 +150,10 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
     cells = ["".join(cell["source"]) for book in books for cell in book["cells"] if cell["cell_type"] == "code"]
     imports = set[str]().union(*(imported_by_a_cell(cell) for cell in cells if not cell.startswith("%%")))
     assert imports == names_that_stay()
+
+
+def test_names_that_have_moved_are_still_where_learners_copies_import_them() -> None:
+    from helpers.attention import passes, ring, ring_schedules
+
+    assert all(getattr(ring, name) is getattr(ring_schedules, name) for name in ("SCHEDULES", "positions", "unshard"))
+    assert ring.rows_of_block is passes.rows_of_block

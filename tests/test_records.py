@@ -203,3 +203,11 @@ def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(f"    {name} " in text for name in study.STUDIES)
     assert study.main(["no such study"]) == 2
+
+
+def test_a_part_that_is_refused_does_not_end_the_others(tmp_path: Path) -> None:
+    def refuse() -> dict[str, int]:
+        raise records.Refused("no ncu")
+
+    record = Study("toy", {"a": refuse, "b": lambda: {"rows": 1}}, lambda: {"device": "any"}).take(tmp_path / "r.json")
+    assert "no ncu" in record["failed"]["a"] and record["b"] == {"rows": 1}

@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 from hopper_tiles import refused_by_ptxas
-from planted_files import FILES, TOPICS, Planted, module, options, planted, source
+from planted_files import FILES, TOPICS, Planted, halves, map_of, module, options, out, planted, source
 
 from helpers import engine
 from helpers.engine import compiler, nvrtc
-from helpers.xray import Finding
+from helpers.xray import Finding, xray
 
 # Found by g++ 11 too, at their lines, as accesses through a pointer: it does not tell which array they overrun.
 WITHOUT_A_NAME = ("member_of_a_template", "one_accumulator_too_many", "one_of_several_names")
@@ -88,6 +88,13 @@ def test_a_file_and_its_twin() -> None:
     assert "  if (in[threadIdx.x] > 3) count[0] += 1;  // here // there\n" in counter.code(fixed=False)
     assert "  if (in[threadIdx.x] > 3) atomicAdd(&count[0], 1);\n" in counter.code(fixed=True)
     assert "fix:" not in counter.code(fixed=False) + counter.code(fixed=True)
+
+
+def test_a_race_elsewhere_hides_no_overtaken_wait() -> None:
+    code = source("tma", fixed=False).replace("out[t] = t;", "out[t / 2] = t;")
+    kernel = engine.RawModule(code=code, options=options("tma")).get_function("left_by_one_for_all")
+    report = xray(kernel, (1,), (160,), (map_of(halves(64, 64), (64, 16)), out(64)), 4096)
+    assert {finding.kind for finding in report.findings} == {"race", "overtaken wait"}
 
 
 def first_finding(name: str) -> Finding:

@@ -221,7 +221,7 @@ class Study:
             began = time.perf_counter()
             try:
                 self._measure(part, path, record)
-            except Exception as error:  # the other parts still count, and GPU time is scarce
+            except (Exception, records.Refused) as error:  # the other parts still count, and GPU time is scarce
                 record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
                 print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
             records.save(path, record)

@@ -54,6 +54,8 @@ def able_of(stages: Mapping[str, S], **needs: Any) -> list[S]:
 def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) -> S | None:
     """Return the stage for a call that names none: the last, and fastest, that supports it here; None if none does.
 
+    Functions of scores and derivatives, by which a call may get another one, are left out.
+
     Args:
         rows, all_rows: see `CallSize`. needs: the arguments of `Stage.why_not`.
     """

@@ -117,7 +117,7 @@ struct Awaited {
 };
 
 struct MbarrierBooks {
-  Clock arriving, over;  // what the arrived threads know; the same when its last phase ended
+  Clock arriving, over;          // what the arrived threads know; the same when its last phase ended
   std::vector<Awaited> awaited;  // that phase, by thread
   uintptr_t word = 0;
   bool is_initialised = false, is_fenced = false;
@@ -125,7 +125,8 @@ struct MbarrierBooks {
   unsigned thread = 0;                     // that initialised it
   uint64_t epoch = 0;
   uintptr_t pc = 0;
-  unsigned arrived = 0;  // the thread that arrived last, and where
+  unsigned arrived = 0;  // the thread that arrived last, its block, and where
+  uint64_t arrived_block = 0;
   uintptr_t arrived_pc = 0;
 };
 
@@ -177,7 +178,7 @@ struct BlockBooks {
   std::vector<Clock> named;                         // what threads know that arrived at a numbered barrier
   std::vector<unsigned> sent_by;                    // by agent: rank << 16 | thread that issued last
   std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
-  std::vector<std::vector<unsigned>> waited_since;  // by thread: the mbarriers that it has waited for since its last product
+  std::vector<std::vector<unsigned>> waited_since;  // by thread: mbarriers awaited since its last product
 
   std::vector<unsigned> has_begun;  // by thread: the blocks of the cluster that it knows to have begun, by bit
   bool ended = false;

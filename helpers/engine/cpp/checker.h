@@ -23,7 +23,7 @@ enum EngineFindingKind {
   ENGINE_NO_PRODUCT_FENCE = 19,  // a wgmma without a wgmma.fence before it
   ENGINE_NOT_BEGUN = 22,         // shared memory of a block of the cluster that may not have begun, or may have ended
   ENGINE_ENDED = 23,
-  ENGINE_BYTES = 20,  // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
+  ENGINE_BYTES = 20,      // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
   ENGINE_OVERTAKEN = 24,  // the next phase of an mbarrier ends, whether or not a thread has seen the end of this one
 };
 

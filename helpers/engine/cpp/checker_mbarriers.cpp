@@ -70,6 +70,7 @@ void check_mbarrier_arrive(unsigned number, unsigned rank, const void* caller) {
   MbarrierBooks& b = mbarrier_books(number, rank);
   know_waits(b, rank);
   b.arrived = current.thread;
+  b.arrived_block = books.block;
   know_callers(b.arrived_pc = (uintptr_t)caller);
   leave_knowledge(b.arriving, current.thread);
   ++books.epoch;
@@ -112,7 +113,7 @@ void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const 
     f.block = block_of(tag_of(a.epoch, t, PLAIN, rank));
     f.other_pc = b.arrived_pc;
     f.other_thread = b.arrived;
-    f.other_block = books.block;
+    f.other_block = b.arrived_block;
     add_finding(f, (f.pc * 31 + f.other_pc) * 32 + ENGINE_OVERTAKEN);
   }
   b.awaited.clear();

@@ -159,13 +159,16 @@ def _merged(seen: observed.Observed) -> list[Finding]:
     memory that the launch did not give are one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
-    racing = set()
+    racing, refilled = set(), set()
     for issue in seen.issues:
         f = _finding(seen, issue)
         sides = (f.file, f.line), (f.other_file, f.other_line)
         key = (f.kind, f.array, frozenset(() if _is_forgotten(_region(seen, issue.region)) else sides))
         known = merged.get(key)
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
+        region = _region(seen, issue.region)
+        if f.kind in ("not waited for", "wrong byte count") or (f.kind == "race" and region and region.is_shared):
+            refilled.add(key)
         if f.kind == "race":
             racing |= {(f.array, side) for side in sides}
     for kind, array, sides in list(merged):
@@ -176,7 +179,7 @@ def _merged(seen: observed.Observed) -> list[Finding]:
     # Bytes sent beyond an mbarrier's count may not have arrived when they are read.
     miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
     late = ("not waited for", "never waited for")
-    is_refilled = any(kind in ("race", "not waited for", "wrong byte count") for kind, *_ in merged)
+    is_refilled = bool(refilled & merged.keys())
     return [
         f
         for f in merged.values()

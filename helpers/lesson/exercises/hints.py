@@ -36,6 +36,7 @@ OF_FINDING = {
     "deadlock": "deadlock",
     "endless loop": "never ends",
     "inactive lane": "deadlock",
+    "overtaken wait": "deadlock",
 }
 
 _ILLEGAL = ("crash", "bounds")
@@ -64,7 +65,8 @@ _OF_REFUSAL = {
 _PYTHON = r"and|as|def|elif|False|in|is|len|None|not|or|pass|print|range|self|then|True"
 _OF_FIRST_ERROR = {
     "comment": r"(?:invalid|unrecognized) preprocessing directive|stray .#|empty character constant",
-    "python": r"""expected\W+(?:a ")?\(|@|[\w)\]] *\*\*|\|.*[^\s;{}].* (?:if|for)\b.*(?:else|in)\b"""
+    "python": r"""expected\W+(?:a ")?\(|@|(?:[)\]]|\b(?!(?:float|int|char|half|__half|void)\b)\w+) *\*\* *[\w(]"""
+    r"""|\|[^;{}]*=[^;{}]* if (?!\()[^;{}]*\belse\b|\bfor +\w+ +in\b"""
     rf"""|["'‘](?:{_PYTHON})["'’] (?:was not declared|is undefined)|(?:identifier|before) ["'‘](?:{_PYTHON})["'’]""",
     "semicolon": r"""expected .*;\W+(?:before|after|at)|expected a ";\"""",
     "part": r"\|.*\b(?:threadIdx|blockIdx|blockDim|gridDim)\b(?! *\.)",
@@ -84,7 +86,9 @@ _OF_WARNING = {
     "no effect": r"no effect|result unused|is not used",
 }
 _PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-_EMPTY_BODY = re.compile(rf"\b(?:if|for)\s*{_PARENTHESES}\s*;")
+_STEP = r"(?:\+\+\w+|\w+\+\+|\w+\s*[-+*/]?=\s*\w+)?"  # of a loop that does nothing else
+_EMPTY_BODY = re.compile(rf"^[^#\n]*?\b(?:if\s*{_PARENTHESES}|for\s*\([^;]*;[^;]*;\s*{_STEP}\s*\))\s*;", re.M)
+_COMMENT = re.compile(r"//.*|/\*.*?\*/")
 
 
 class Failure(NamedTuple):
@@ -208,7 +212,7 @@ def of_refusal(message: str) -> tuple[str, ...]:
     lines = message.splitlines()
     places = [number for number, line in enumerate(lines) if "error" in line]
     errors = "\n".join(lines[place] for place in places)
-    first = "\n".join(lines[places[0] : places[0] + 2]) if places else message
+    first = "\n".join(_COMMENT.sub("", line) for line in lines[places[0] : places[0] + 2]) if places else message
     patterns = [(symptom, pattern, errors) for symptom, pattern in _OF_REFUSAL.items()]
     patterns += [(symptom, pattern, first) for symptom, pattern in _OF_FIRST_ERROR.items()]
     return (*(symptom for symptom, pattern, text in patterns if re.search(pattern, text)), "compile")

@@ -111,7 +111,11 @@ def _in_background(call: Call) -> bool:
     of_v = tiles_of_rows * call.heads // call.arrays["v"].shape[1]
     dealt = -(-tiles_of_rows * call.heads * call.sequences // limits.persistent_blocks()) <= MOST_DEALT
     enough = of_v >= FEWEST_TILES if call.window == (-1, -1) else tiles_of_rows >= 2 * FEWEST_TILES
-    return enough and call.arrays["k"].shape[2] >= FEWEST_KEYS and (dealt or call.window == (-1, -1))
+    if not enough or call.arrays["k"].shape[2] < FEWEST_KEYS:
+        return False
+    if call.window == (-1, -1):
+        return True
+    return dealt and heads_together(call, pick_fp8(call.head_dim)) < call.heads * call.sequences
 
 
 def heads_together(call: Call, sizes: Sizes) -> int:
