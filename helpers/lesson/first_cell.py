@@ -1,4 +1,4 @@
-"""What JupyterLab shows after a cell: that the set-up cell has run, and a question in place of an answer.
+"""Show in JupyterLab that the set-up cell has run, and a question in place of an answer without a guess.
 
 The set-up cell also builds the engine ahead of time. Its source is collapsed and its output ships with the notebook, so
 without this report nobody could see that it ran. If a name is missing later, a line says that a folded cell may not

@@ -28,7 +28,7 @@ def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
 
 
 class CallSize(NamedTuple):
-    """What decides which of the stages that support a call is fastest.
+    """Describe a call by what decides which of the stages that support it is fastest.
 
     rows: of Q; for packed sequences, a typical length. all_rows: those of all heads together; for gradients, keys, once
     for each head of Q. masked: causal or with a window. grouped: several heads of Q share one of K and V. packed: with
